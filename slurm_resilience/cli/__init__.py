@@ -1,0 +1,81 @@
+"""``slurm-resilience …``: one table of commands, each loaded only when it is called."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from slurm_resilience import __version__
+from slurm_resilience.errors import ExitCode, ResilienceError, nearest
+
+# name -> (module with configure(parser) and execute(args) -> int, one line for --help)
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("slurm_resilience.cli.run", "supervise a training command inside an allocation (or --local N)"),
+    "submit": ("slurm_resilience.cli.submit", "submit a training command to Slurm, resilient"),
+    "events": ("slurm_resilience.cli.events", "the facts and incidents of a run"),
+    "checkpoints": ("slurm_resilience.cli.checkpoints", "list, check, repair and pin checkpoints"),
+    "sandbox": ("slurm_resilience.cli.sandbox", "a real Slurm cluster on this machine, with faults on demand"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose errors name the nearest valid option."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        prefix = "unrecognized arguments: "
+        if message.startswith(prefix):
+            word = message.removeprefix(prefix).split()[0]
+            options = [o for action in self._actions for o in action.option_strings]
+            if word.startswith("-") and options:
+                message = f"unknown option {word!r}: {nearest(word.split('=')[0], options)}"
+        self.exit(ExitCode.USAGE, f"{self.prog}: {message}\nSee '{self.prog} --help'.\n")
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None) -> argparse.Namespace:  # type: ignore[override]
+        parsed, rest = self.parse_known_args(args, namespace)
+        if rest:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return parsed
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = "\n".join(f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items())
+    return (
+        "usage: slurm-resilience COMMAND [options]\n\n"
+        "Keep PyTorch training on Slurm alive: detect, save, requeue, reshard, verify, go on.\n\n"
+        f"commands:\n{lines}\n\n"
+        "'slurm-resilience COMMAND --help' explains a command; --version prints the release.\n"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; every error of ours becomes one paragraph on stderr and its documented exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        sys.stdout.write(_overview())
+        return ExitCode.OK if words else ExitCode.USAGE
+    if words[0] in ("-V", "--version"):
+        print(f"slurm-resilience {__version__}")
+        return ExitCode.OK
+    name = words[0]
+    if name not in COMMANDS:
+        print(f"slurm-resilience: unknown command {name!r}: {nearest(name, COMMANDS)}", file=sys.stderr)
+        return ExitCode.USAGE
+    module_name, summary = COMMANDS[name]
+    module = importlib.import_module(module_name)
+    parser = _Parser(prog=f"slurm-resilience {name}", description=module.__doc__ or summary, allow_abbrev=False,
+                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    module.configure(parser)
+    args = parser.parse_args(words[1:])
+    try:
+        return int(module.execute(args))
+    except ResilienceError as error:
+        print(f"slurm-resilience {name}: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        sys.stderr.close()
+        return ExitCode.OK
+    except KeyboardInterrupt:
+        return 130

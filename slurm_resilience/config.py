@@ -1,0 +1,165 @@
+"""What a user may ask for: one typed configuration, from YAML, keyword arguments or the command line.
+
+Unknown keys are errors that name the nearest valid one; a value that makes no sense is refused with the reason.
+Later sources win over earlier ones: file, then command line or keyword arguments.  The environment never wins
+over an explicit argument.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from slurm_resilience.errors import ConfigError, nearest
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class CheckpointConfig(_Section):
+    """When checkpoints are taken and how many stay."""
+
+    every_steps: int | None = Field(default=None, ge=1, description="save after every so many steps")
+    every_min: float | None = Field(default=10.0, gt=0, description="save after so many minutes since the last save")
+    keep_last: int = Field(default=3, ge=1, description="committed checkpoints to keep besides pinned ones")
+    dir: str | None = Field(default=None, description="checkpoint root; default: RUN_DIR/checkpoints")
+
+
+class LimitsConfig(_Section):
+    """How long silence may last before it counts as a failure, in seconds."""
+
+    agent_silence_s: float = Field(default=2.5, gt=0, description="an agent that hears nothing kills its ranks")
+    node_silence_s: float = Field(default=4.0, gt=0, description="a node that says nothing counts as lost")
+    handshake_s: float = Field(default=120.0, gt=0, description="longest wait for agents at the start of an allocation")
+    stop_grace_s: float = Field(default=60.0, gt=0, description="longest wait for ranks to save and end on a warning")
+    orphan_s: float = Field(default=60.0, gt=0, description="an agent without any supervisor ends itself")
+    init_s: float = Field(default=600.0, gt=0, description="longest silence of a rank before its first step")
+    step_s: float = Field(default=300.0, gt=0, description="longest silence of a rank between steps")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> LimitsConfig:
+        if self.agent_silence_s + 1.0 > self.node_silence_s:
+            raise ValueError(
+                f"agent_silence_s ({self.agent_silence_s}) must stay at least 1 s under node_silence_s "
+                f"({self.node_silence_s}): otherwise a cut-off node still trains when its ranks are replaced"
+            )
+        return self
+
+
+class BudgetConfig(_Section):
+    """How often each cause may strike without progress (a newer committed checkpoint refills it)."""
+
+    rank_crash: int = Field(default=3, ge=0)
+    hang: int = Field(default=3, ge=0)
+    node_lost: int = Field(default=10, ge=0)
+    launch_failed: int = Field(default=3, ge=0)
+    bad_checkpoint: int = Field(default=3, ge=0)
+    oom: int = Field(default=2, ge=0)
+
+
+class ResilienceConfig(_Section):
+    """Everything that decides how a run is kept alive.  Frozen into RUN_DIR/run.json at submission."""
+
+    nodes: tuple[int, int] = Field(default=(1, 1), description="fewest and most nodes to train on")
+    ranks_per_node: int = Field(default=1, ge=1, description="ranks on each node, usually its GPUs")
+    global_batch: int | None = Field(default=None, ge=1, description="samples per optimizer step, whatever the world size")
+    micro_batch: int | None = Field(default=None, ge=1, description="samples per forward pass on one rank")
+    preload: tuple[str, ...] = Field(default=("torch",), description="modules that the warm launcher imports")
+    warm: bool = Field(default=True, description="fork ranks from a process that has imported the preloads")
+    spares: int = Field(default=0, ge=0, description="nodes kept idle and warm")
+    requeue: bool = Field(default=True, description="ask Slurm for a new allocation when this one ends early")
+    seed: int = Field(default=0, description="seed of the sample order and of RNGs on a changed world")
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    limits: LimitsConfig = LimitsConfig()
+    budgets: BudgetConfig = BudgetConfig()
+
+    @field_validator("nodes", mode="before")
+    @classmethod
+    def _node_range(cls, value: Any) -> Any:
+        if isinstance(value, int):
+            return (value, value)
+        if isinstance(value, str):
+            low, dash, high = value.partition("-")
+            if low.strip().isdigit() and (not dash or high.strip().isdigit()):
+                return (int(low), int(high if dash else low))
+        return value
+
+    @model_validator(mode="after")
+    def _sensible(self) -> ResilienceConfig:
+        low, high = self.nodes
+        if low < 1:
+            raise ValueError(f"nodes={self.nodes}: at least one node is needed")
+        if low > high:
+            raise ValueError(f"nodes={self.nodes}: the minimum is above the maximum; did you mean ({high}, {low})?")
+        if self.global_batch is not None:
+            most = high * self.ranks_per_node
+            if self.global_batch < most:
+                raise ValueError(
+                    f"global_batch={self.global_batch} cannot be divided over {most} ranks "
+                    f"({high} nodes x {self.ranks_per_node}): some would have no sample at all"
+                )
+        return self
+
+    @classmethod
+    def build(cls, values: Mapping[str, Any]) -> ResilienceConfig:
+        """A configuration from plain values.  Raises :class:`ConfigError` with one sentence per problem."""
+        try:
+            return cls.model_validate(dict(values))
+        except ValidationError as error:
+            raise ConfigError(
+                "The configuration makes no sense: " + "; ".join(_sentence(cls, problem) for problem in error.errors()),
+                evidence="it was checked before anything was started or queued",
+                remedy="correct the values named above; docs/reference/config.md lists all keys",
+            ) from None
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str] | None, overrides: Mapping[str, Any] | None = None) -> ResilienceConfig:
+        """A YAML file (or none) with overrides (nested mappings, or dotted keys such as ``checkpoint.every_steps``)."""
+        values: dict[str, Any] = {}
+        if path is not None:
+            import yaml
+
+            try:
+                text = Path(path).read_text(encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(f"Cannot read the configuration {path}", evidence=str(error)) from error
+            try:
+                loaded = yaml.safe_load(text)
+            except yaml.YAMLError as error:
+                raise ConfigError(f"{path} is not YAML", evidence=str(error).replace("\n", " ")) from error
+            if loaded is not None and not isinstance(loaded, dict):
+                raise ConfigError(f"{path} must hold a mapping of keys to values", evidence=f"it holds a {type(loaded).__name__}")
+            values = loaded or {}
+        for key, value in (overrides or {}).items():
+            _put(values, key.split("."), value)
+        return cls.build(values)
+
+
+def _put(values: dict[str, Any], path: list[str], value: Any) -> None:
+    *parents, last = path
+    for name in parents:
+        child = values.setdefault(name, {})
+        if not isinstance(child, dict):
+            raise ConfigError(f"{name!r} is not a section", evidence=f"its value is {child!r}")
+        values = child
+    if isinstance(value, Mapping) and isinstance(values.get(last), dict):
+        for key, inner in value.items():
+            _put(values[last], [key], inner)
+    else:
+        values[last] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _sentence(root: type[BaseModel], problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        section: Any = root
+        for part in problem["loc"][:-1]:
+            section = section.model_fields[str(part)].annotation
+        return f"unknown key {where!r}: {nearest(str(problem['loc'][-1]), section.model_fields)}"
+    text = str(problem["msg"]).removeprefix("Value error, ")
+    return f"{where}: {text}" if where else text

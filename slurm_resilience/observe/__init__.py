@@ -1,0 +1,1 @@
+"""What happened: the event file of a run, and the incidents computed from it."""

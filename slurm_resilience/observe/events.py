@@ -1,0 +1,104 @@
+"""The event file of a run: ``events.jsonl``, append-only, one fact a line, written by the supervisor alone.
+
+Every line is ``{"v": 1, "seq": n, "t": wall seconds, "restart": r, "attempt": a, "event": "past_tense", …}``; ``node``,
+``rank``, ``step`` and the rest follow where they apply.  ``seq`` only grows over the life of the run, over
+requeues too, so order never depends on clocks of different nodes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from slurm_resilience._clock import SYSTEM_CLOCK, Clock
+
+VERSION = 1
+FILE_NAME = "events.jsonl"
+_RESERVED = frozenset({"v", "seq", "t", "restart", "attempt", "event"})
+
+
+class EventWriter:
+    """The one writer.  Opening repairs a torn last line, so that the next fact starts on a line of its own."""
+
+    def __init__(self, run_dir: str | os.PathLike[str], *, restart: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.path = Path(run_dir) / FILE_NAME
+        self.restart = restart
+        self.attempt = 0
+        self._clock = clock
+        self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._seq = _last_seq(self.path)
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            os.write(self._fd, b"\n")
+
+    def write(self, event: str, /, *, t: float | None = None, attempt: int | None = None, **fields: Any) -> dict[str, Any]:
+        """Append one fact and return it.  ``t`` is when it happened, if that was not now.
+
+        Raises ValueError for a field whose name belongs to the envelope, OSError when the file cannot be written.
+        """
+        clash = _RESERVED & fields.keys()
+        if clash:
+            raise ValueError(f"event fields {sorted(clash)} belong to the envelope")
+        self._seq += 1
+        line = {
+            "v": VERSION,
+            "seq": self._seq,
+            "t": round(self._clock.time() if t is None else t, 6),
+            "restart": self.restart,
+            "attempt": self.attempt if attempt is None else attempt,
+            "event": event,
+            **{key: value for key, value in fields.items() if value is not None},
+        }
+        os.write(self._fd, (json.dumps(line, default=str) + "\n").encode())
+        return line
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def read_events(run_dir: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """The facts of a run in the order of the file; torn or foreign lines are passed over.
+
+    Memory is bounded by the longest line.  A run without an event file yields nothing.
+    """
+    try:
+        file = open(Path(run_dir) / FILE_NAME, "rb")
+    except FileNotFoundError:
+        return
+    with file:
+        for raw in file:
+            fact = _parse(raw)
+            if fact is not None:
+                yield fact
+
+
+def _parse(raw: bytes) -> dict[str, Any] | None:
+    if not raw.endswith(b"\n"):
+        return None
+    try:
+        fact = json.loads(raw)
+    except ValueError:
+        return None
+    return fact if isinstance(fact, dict) and isinstance(fact.get("event"), str) else None
+
+
+def _last_seq(path: Path) -> int:
+    """The highest sequence number, read from the end of the file."""
+    with open(path, "rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        block = 1 << 16
+        while end:
+            start = max(0, end - block)
+            file.seek(start)
+            lines = file.read(end - start).split(b"\n")
+            for raw in reversed(lines[1:] if start else lines):
+                fact = _parse(raw + b"\n")
+                if fact is not None and isinstance(fact.get("seq"), int):
+                    return int(fact["seq"])
+            if not start:
+                return 0
+            block *= 4
+    return 0
