@@ -1,0 +1,1 @@
+"""What keeps a run alive: the supervisor on the batch host, an agent on every node, a warm launcher under each agent."""
