@@ -8,6 +8,7 @@ over an explicit argument.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from slurm_resilience.errors import ConfigError, nearest
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
 
 
 class CheckpointConfig(_Section):
@@ -89,6 +90,11 @@ class ResilienceConfig(_Section):
                 return (int(low), int(high if dash else low))
         return value
 
+    @field_validator("preload", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return tuple(name for name in re.split(r"[,\s]+", value) if name) if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _sensible(self) -> ResilienceConfig:
         low, high = self.nodes
@@ -103,6 +109,8 @@ class ResilienceConfig(_Section):
                     f"global_batch={self.global_batch} cannot be divided over {most} ranks "
                     f"({high} nodes x {self.ranks_per_node}): some would have no sample at all"
                 )
+            if self.micro_batch is not None and self.micro_batch > self.global_batch:
+                raise ValueError(f"micro_batch={self.micro_batch} is more than the whole global_batch={self.global_batch}")
         return self
 
     @classmethod
@@ -120,24 +128,39 @@ class ResilienceConfig(_Section):
     @classmethod
     def load(cls, path: str | os.PathLike[str] | None, overrides: Mapping[str, Any] | None = None) -> ResilienceConfig:
         """A YAML file (or none) with overrides (nested mappings, or dotted keys such as ``checkpoint.every_steps``)."""
-        values: dict[str, Any] = {}
-        if path is not None:
-            import yaml
-
-            try:
-                text = Path(path).read_text(encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(f"Cannot read the configuration {path}", evidence=str(error)) from error
-            try:
-                loaded = yaml.safe_load(text)
-            except yaml.YAMLError as error:
-                raise ConfigError(f"{path} is not YAML", evidence=str(error).replace("\n", " ")) from error
-            if loaded is not None and not isinstance(loaded, dict):
-                raise ConfigError(f"{path} must hold a mapping of keys to values", evidence=f"it holds a {type(loaded).__name__}")
-            values = loaded or {}
+        values = {} if path is None else _read_yaml(path)
         for key, value in (overrides or {}).items():
             _put(values, key.split("."), value)
         return cls.build(values)
+
+
+def _read_yaml(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The mapping in a YAML file.  A key that stands there twice is refused: YAML itself would drop the first one."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen: set[Any] = set()
+            for key_node, _ in node.value:
+                if key_node.tag == "tag:yaml.org,2002:merge":
+                    continue
+                key = self.construct_object(key_node, deep=True)
+                if key in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", key_node.start_mark)
+                seen.add(key)
+            return super().construct_mapping(node, deep)
+
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read the configuration {path}", evidence=str(error)) from error
+    try:
+        loaded = yaml.load(text, Loader)  # noqa: S506, a SafeLoader
+    except (yaml.YAMLError, TypeError) as error:  # TypeError: a key that is itself a list or mapping
+        raise ConfigError(f"{path} is not YAML that we can use", evidence=str(error).replace("\n", " ")) from error
+    if loaded is not None and not isinstance(loaded, dict):
+        raise ConfigError(f"{path} must hold a mapping of keys to values", evidence=f"it holds a {type(loaded).__name__}")
+    return loaded or {}
 
 
 def _put(values: dict[str, Any], path: list[str], value: Any) -> None:

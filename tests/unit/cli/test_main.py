@@ -1,0 +1,96 @@
+"""The one choke point: every outcome of a command becomes a documented exit code and at most one paragraph."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import types
+
+import pytest
+
+from slurm_resilience import __version__, cli
+from slurm_resilience.errors import ConfigError, ExitCode
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """A command `probe` whose execute() a test replaces."""
+    module = types.ModuleType("probe_command", "Probe the choke point.")
+
+    def configure(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--nodes", type=int, default=1)
+
+    module.configure = configure  # type: ignore[attr-defined]
+    module.execute = lambda args: args.nodes  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "probe_command", module)
+    monkeypatch.setitem(cli.COMMANDS, "probe", ("probe_command", "probe"))
+    return module
+
+
+@pytest.mark.usefixtures("command")
+def test_a_command_s_code_is_returned_unflattened() -> None:
+    assert cli.main(["probe", "--nodes", "83"]) == 83
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == ExitCode.OK
+    shown = capsys.readouterr().out
+    assert [name for name in cli.COMMANDS if f"  {name} " not in shown] == []
+    assert cli.main([]) == ExitCode.USAGE
+    capsys.readouterr()
+    assert cli.main(["--version"]) == ExitCode.OK
+    assert capsys.readouterr().out == f"slurm-resilience {__version__}\n"
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["evnets"]) == ExitCode.USAGE
+    out = capsys.readouterr()
+    assert "did you mean 'events'" in out.err
+    assert out.out == ""
+
+
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize("words", [["--node=2"], ["--nodez", "2"]])
+def test_an_unknown_option_names_the_nearest_and_is_never_abbreviated(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["probe", *words])
+    assert end.value.code == ExitCode.USAGE
+    assert "did you mean '--nodes'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("command")
+def test_a_bad_value_is_usage_too(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main(["probe", "--nodes", "two"])
+    assert end.value.code == ExitCode.USAGE
+    assert "invalid int value: 'two'" in capsys.readouterr().err
+
+
+def test_our_errors_are_one_paragraph_on_stderr(command: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    def execute(args: argparse.Namespace) -> int:
+        raise ConfigError("nodes=(4, 2) is upside down", evidence="4 > 2", remedy="write (2, 4)")
+
+    command.execute = execute  # type: ignore[attr-defined]
+    assert cli.main(["probe"]) == ExitCode.CONFIG_ERROR
+    out = capsys.readouterr()
+    assert out.err == "slurm-resilience probe: nodes=(4, 2) is upside down. How we know: 4 > 2. What to do: write (2, 4).\n"
+    assert out.out == ""
+
+
+def test_a_bug_of_ours_is_not_dressed_up(command: types.ModuleType) -> None:
+    def execute(args: argparse.Namespace) -> int:
+        raise KeyError("bug")
+
+    command.execute = execute  # type: ignore[attr-defined]
+    with pytest.raises(KeyError):
+        cli.main(["probe"])
+
+
+def test_interrupt_is_130(command: types.ModuleType) -> None:
+    def execute(args: argparse.Namespace) -> int:
+        raise KeyboardInterrupt
+
+    command.execute = execute  # type: ignore[attr-defined]
+    assert cli.main(["probe"]) == 130

@@ -1,0 +1,44 @@
+"""Errors are evidence: three parts, one paragraph, the same on the other side of a pickle."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from slurm_resilience import errors
+from slurm_resilience.errors import EXIT_CODE_OF, Cause, ExitCode, ResilienceError, nearest
+
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ResilienceError)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_error_survives_a_pickle_with_all_its_parts(kind: type[ResilienceError]) -> None:
+    error = kind("The index is torn", evidence="line 3 ends early", remedy="run `checkpoints repair`")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is kind
+    assert (again.what, again.evidence, again.remedy) == (error.what, error.evidence, error.remedy)
+    assert str(again) == str(error)
+    assert isinstance(again.exit_code, ExitCode)
+
+
+def test_the_paragraph_has_each_part_once_and_full_stops() -> None:
+    assert str(ResilienceError("A", evidence="b.", remedy="c!")) == "A. How we know: b. What to do: c!"
+    assert str(ResilienceError("Really?")) == "Really?"
+
+
+def test_each_cause_has_an_exit_code_that_neither_python_nor_the_shell_uses() -> None:
+    assert set(EXIT_CODE_OF) == set(Cause)
+    assert all(code not in (0, 1, 2) and not 126 <= code <= 165 for code in EXIT_CODE_OF.values())
+    # 75 means "requeued, not over": a cause must never claim it
+    assert ExitCode.REQUEUED not in EXIT_CODE_OF.values()
+    assert len({int(code) for code in ExitCode}) == len(ExitCode)
+
+
+def test_causes_are_plain_words_in_events() -> None:
+    assert f"{Cause.NODE_LOST}" == str(Cause.NODE_LOST) == Cause.NODE_LOST == "node_lost"
+
+
+def test_nearest_names_the_likely_word_first() -> None:
+    assert nearest("chekpoints", ["run", "checkpoints"]) == "did you mean 'checkpoints'? valid: checkpoints, run"
+    assert nearest("zzz", ["run"]) == "valid: run"
