@@ -169,7 +169,7 @@ def bounds(field: Any) -> str:
 def config_page() -> Iterator[str]:
     yield from ("# Configuration", "", NOTE, "")
     yield from (
-        "One configuration, from a YAML file, the command line or keyword arguments; the later one wins, the environment never.",
+        "One configuration, from a YAML file, the command line or keyword arguments; later ones win, the environment never.",
         "A key that is not listed here is an error that names the nearest one.  `a.b` means key `b` in section `a`.",
         "",
     )
@@ -187,8 +187,8 @@ def events_page() -> Iterator[str]:
     yield from ("# Events", "", NOTE, "")
     yield from (
         "`RUN_DIR/events.jsonl`: append-only, one fact a line, written by the supervisor alone.  Every line has `v` (format",
-        "version), `seq` (grows over the whole life of the run), `t` (wall-clock seconds, when it happened), `restart` (Slurm's",
-        "restart count), `attempt` and `event`; facts of one rank have `rank` and `node`.  `slurm-resilience events RUN_DIR`",
+        "version), `seq` (grows over the whole life of the run), `t` (wall-clock seconds, when it happened), `restart`",
+        "(Slurm's restart count), `attempt` and `event`; facts of one rank have `rank` and `node`.  `slurm-resilience events RUN_DIR`",
         "shows them.  `RUN_DIR/metrics.jsonl` has the whole loss curve.",
         "",
     )

@@ -1,0 +1,88 @@
+"""The documentation says what is true: references match the code, links lead somewhere, commands and code exist."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import shlex
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.unit.surface import reference
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)")
+IDS = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+def test_the_reference_is_what_the_code_says() -> None:
+    assert reference().differing() == [], "run: python docs/reference/generate.py"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_links_lead_to_files(page: Path) -> None:
+    targets = [target for target in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in target]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_named_files_of_the_project_exist(page: Path) -> None:
+    named = re.findall(r"`((?:examples|tests|docs|sbatch|slurm_resilience|\.ci)/[\w./-]*)`", page.read_text(encoding="utf-8"))
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_python_in_the_text_is_python(page: Path) -> None:
+    for language, code in FENCE.findall(page.read_text(encoding="utf-8")):
+        if language == "python":
+            ast.parse(textwrap.dedent(code))
+
+
+def commands_in(page: Path) -> list[str]:
+    """Each `slurm-resilience …` line of a shell block, continuation lines joined, and each one in running text."""
+    text = page.read_text(encoding="utf-8")
+    found = []
+    for language, block in FENCE.findall(text):
+        if language in ("bash", "sh", "console"):
+            for line in block.replace("\\\n", " ").splitlines():
+                line = line.strip().removeprefix("$ ").split(" #")[0]
+                if re.match(r"(sudo )?slurm-resilience\b", line):
+                    found.append(line.removeprefix("sudo "))
+    prose = FENCE.sub("", text)
+    found += [code for code in re.findall(r"`([^`\n]+)`", prose) if code.startswith("slurm-resilience ") and "…" not in code]
+    return found
+
+
+def known_options() -> dict[str, set[str]]:
+    return {
+        name: {option for action in parser._actions for option in action.option_strings}
+        for name, parser in reference().parsers()
+    }
+
+
+def has_subcommands(name: str) -> bool:
+    parsers = dict(reference().parsers())
+    return any(isinstance(action, argparse._SubParsersAction) for action in parsers[name]._actions)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=IDS)
+def test_commands_in_the_text_exist(page: Path) -> None:
+    options = known_options()
+    for line in commands_in(page):
+        words = shlex.split(line)
+        words = words[: words.index("--")] if "--" in words else words
+        if set(words[1:]) <= {"--help", "--version", "COMMAND"}:
+            continue
+        name = " ".join(words[:2])
+        assert name in options, f"no such command: {line}"
+        if has_subcommands(name) and len(words) > 2 and not words[2].startswith("-"):
+            name = " ".join(words[:3])
+            assert name in options, f"no such command: {line}"
+        used = {word.split("=")[0] for word in words if word.startswith("--")}
+        # options of the group may stand before or after the subcommand's own
+        assert used <= options[name] | options[" ".join(words[:2])], f"no such option: {line}"
