@@ -188,8 +188,8 @@ def events_page() -> Iterator[str]:
     yield from (
         "`RUN_DIR/events.jsonl`: append-only, one fact a line, written by the supervisor alone.  Every line has `v` (format",
         "version), `seq` (grows over the whole life of the run), `t` (wall-clock seconds, when it happened), `restart`",
-        "(Slurm's restart count), `attempt` and `event`; facts of one rank have `rank` and `node`.  `slurm-resilience events RUN_DIR`",
-        "shows them.  `RUN_DIR/metrics.jsonl` has the whole loss curve.",
+        "(Slurm's restart count), `attempt` and `event`; facts of one rank have `rank` and `node`.",
+        "`slurm-resilience events RUN_DIR` shows them.  `RUN_DIR/metrics.jsonl` has the whole loss curve.",
         "",
     )
     yield from table(
