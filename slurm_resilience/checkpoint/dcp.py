@@ -1,0 +1,237 @@
+"""[torch] Sharded save and verified load of a state dict: the two collective calls, and what they return."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
+from torch.distributed.checkpoint.stateful import Stateful
+
+from slurm_resilience.checkpoint import dcp_layout, dcp_ranks, names, trust
+from slurm_resilience.checkpoint.dcp_read import ShardReader
+from slurm_resilience.checkpoint.dcp_team import Team
+from slurm_resilience.checkpoint.dcp_write import Shard, write_shard
+from slurm_resilience.checkpoint.digest import sha256
+from slurm_resilience.checkpoint.entry import Entry
+from slurm_resilience.checkpoint.errors import CorruptCheckpoint
+from slurm_resilience.checkpoint.manifest import Manifest, check_files, read_manifest
+from slurm_resilience.checkpoint.store import CheckpointStore, Draft
+from slurm_resilience.errors import NoValidCheckpoint
+
+log = logging.getLogger(__name__)
+
+__all__ = ["LoadResult", "load", "load_latest", "save"]
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """What came with a loaded checkpoint.
+
+    ``per_rank`` holds what this rank had saved for itself; None when the world size has changed (or nothing was saved),
+    so that all ranks take the same decision.
+    """
+
+    entry: Entry
+    extra: dict[str, Any]
+    per_rank: dict[str, Any] | None
+    bytes_read: int
+    seconds: float
+    rejected: list[tuple[Entry, str]] = field(default_factory=list)
+
+
+def save(
+    store: CheckpointStore,
+    state_dict: dict[str, Any],
+    *,
+    step: int,
+    metrics: dict[str, Any] | None = None,
+    extra: dict[str, Any] | None = None,
+    per_rank: dict[str, Any] | None = None,
+    process_group: dist.ProcessGroup | None = None,
+    world: int | None = None,
+    mesh: dict[str, int] | None = None,
+) -> Entry:
+    """Save ``state_dict`` as a checkpoint of ``step``; when it returns, the checkpoint is durable, verified and the latest.
+
+    Collective over ``process_group`` (a CPU group; none is needed for one process).  Rank 0 publishes.  ``metrics`` are a
+    few numbers for the index, ``extra`` JSON for the manifest, ``per_rank`` tensors or JSON values of this rank alone.
+
+    Raises :class:`CheckpointError` (or :class:`Fenced`) on every rank when anything failed on any of them; then nothing
+    was published and older checkpoints are as they were.
+    """
+    team = Team(process_group)
+    planner = DefaultSavePlanner()
+    mine = dcp_ranks.add(resolve(state_dict), per_rank or {}, team.rank)
+    drafts: list[Draft] = []
+    layouts: list[Metadata] = []
+
+    def plan() -> SavePlan:
+        planner.set_up_planner(mine, is_coordinator=team.leads)
+        return planner.create_local_plan()
+
+    def begin(plans: list[SavePlan]) -> list[tuple[SavePlan, Path]]:
+        merged, metadata = planner.create_global_plan(plans)
+        layouts.append(metadata)
+        drafts.append(store.begin(step))
+        return [(part, drafts[0].path) for part in merged]
+
+    def commit(shards: list[Shard | None]) -> Entry:
+        written = [shard for shard in shards if shard is not None]
+        metadata = layouts[0]
+        metadata_bytes = dcp_layout.write_metadata(drafts[0].path, metadata, written)
+        files: dict[str, dict[str, Any]] = {shard.file: {"bytes": shard.bytes} for shard in written}
+        files[names.METADATA] = {"bytes": len(metadata_bytes), "sha256": sha256(metadata_bytes)}
+        items = list(itertools.chain.from_iterable(shard.items for shard in written))
+        return store.commit(
+            drafts[0],
+            world=team.world if world is None else world,
+            files=files,
+            items=items,
+            tensors=dcp_layout.tensors(metadata),
+            mesh=mesh,
+            metrics=metrics,
+            extra=extra,
+            content=dcp_layout.content(items),
+            versions={"torch": str(torch.__version__)},
+        )
+
+    try:
+        part, directory = team.deal("planning the save", plan, begin)
+        return team.funnel(
+            f"saving step {step}", lambda: write_shard(directory, team.rank, planner.finish_plan(part), planner), commit
+        )
+    except BaseException:
+        for draft in drafts:
+            store.abandon(draft)
+        raise
+
+
+def load(
+    store: CheckpointStore,
+    entry: Entry | None,
+    state_dict: dict[str, Any],
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    strict: bool = True,
+) -> LoadResult:
+    """Load ``entry`` into the tensors of ``state_dict``, in place, whatever world it was saved by; every byte used is verified.
+
+    Collective; the entry of rank 0 counts, on every rank.  Nothing is touched before all ranks have found all files and
+    keys; after that, a failure leaves ``state_dict`` half loaded: load an older entry over all of it.
+
+    Raises :class:`CorruptCheckpoint` when the bytes are not those that were saved, :class:`MismatchedCheckpoint` when they
+    belong to another model, :class:`UntrustedCheckpoint` when somebody else could have written them.
+    """
+    began = time.monotonic()
+    team = Team(process_group)
+
+    def choose(_: list[None]) -> tuple[Entry, bytes]:
+        if entry is None:
+            raise NoValidCheckpoint("There is no checkpoint to load", evidence=f"none was given for {store.root}")
+        return entry, _read_trusted(store.path(entry), entry)
+
+    chosen, raw = team.funnel("choosing the checkpoint", lambda: None, choose)
+    planner = DefaultLoadPlanner()
+    plain = resolve(state_dict)
+
+    def plan() -> tuple[Manifest, LoadPlan, ShardReader, bool]:
+        manifest = Manifest.from_bytes(raw, chosen.name)
+        check_files(store.path(chosen), manifest)
+        metadata = dcp_layout.metadata(manifest)
+        own = dcp_ranks.ask(plain, metadata, team.rank, team.world)
+        dcp_layout.check_matches(plain, metadata, chosen.name, strict=strict)
+        planner.set_up_planner(plain, metadata, team.leads)
+        local = planner.create_local_plan()
+        reader = ShardReader(store.path(chosen), manifest)
+        for request in local.items:
+            reader.item(request)
+        return manifest, local, reader, own
+
+    manifest, local, reader, own = team.agree("planning the load", plan)
+    team.agree(f"loading {chosen.name}", lambda: reader.read(planner.finish_plan(local), planner))
+    mine = dcp_ranks.take(plain) if own else None
+    team.agree("restoring", lambda: _restore(state_dict, plain))
+    return LoadResult(chosen, manifest.extra, mine, reader.bytes_read, time.monotonic() - began)
+
+
+def load_latest(
+    store: CheckpointStore,
+    state_dict: dict[str, Any],
+    *,
+    process_group: dist.ProcessGroup | None = None,
+    strict: bool = True,
+    by: str = "load",
+) -> LoadResult | None:
+    """Load the newest checkpoint that is whole; each bad one on the way is quarantined with its reason.  None: there is none.
+
+    Collective.  Each entry is marked as attempted before it is read.  Raises :class:`NoValidCheckpoint` when entries exist
+    and none of them can be loaded; whatever is no fault of the checkpoint (another model, a lost rank) is raised at once.
+    """
+    team = Team(process_group)
+    rejected: list[tuple[Entry, str]] = []
+    candidates = store.candidates() if team.leads else iter(())
+
+    def pick(_: list[None]) -> Entry | None:
+        found = next(candidates, None)
+        return store.mark_attempted(found) if found is not None and store.attempt is not None else found
+
+    while True:
+        entry = team.funnel("choosing the checkpoint", lambda: None, pick)
+        if entry is None:
+            break
+        try:
+            result = load(store, entry, state_dict, process_group=process_group, strict=strict)
+        except CorruptCheckpoint as error:
+            reason = f"{error.what} ({error.evidence})" if error.evidence else error.what
+            log.error("checkpoint %s is not used: %s", entry.name, reason)
+            rejected.append((entry, reason))
+            team.funnel("quarantining", lambda: None, lambda _, e=entry, r=reason: store.quarantine(e, r, by))  # type: ignore[misc]
+            continue
+        return LoadResult(result.entry, result.extra, result.per_rank, result.bytes_read, result.seconds, rejected)
+    if rejected:
+        raise NoValidCheckpoint(
+            f"None of the {len(rejected)} checkpoints in {store.root} can be loaded",
+            evidence="; ".join(f"{entry.name}: {reason}" for entry, reason in rejected[:4]),
+            remedy=f"slurm-resilience checkpoints verify {store.root}",
+        )
+    return None
+
+
+def resolve(state_dict: dict[str, Any]) -> dict[str, Any]:
+    """A shallow copy in which stateful objects have become their state."""
+    return {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state_dict.items()}
+
+
+def _restore(state_dict: dict[str, Any], plain: dict[str, Any]) -> None:
+    for key, value in state_dict.items():
+        if isinstance(value, Stateful):
+            value.load_state_dict(plain[key])
+        else:
+            state_dict[key] = plain[key]
+
+
+def _read_trusted(directory: Path, entry: Entry) -> bytes:
+    """The manifest's bytes, after owner, mode, manifest, file lengths and the digest of ``.metadata`` were checked."""
+    if not directory.is_dir():
+        raise CorruptCheckpoint(f"Checkpoint {entry.name} is gone", evidence=f"{directory} does not exist")
+    trust.check_directory(directory)
+    manifest = read_manifest(directory, expect_sha256=entry.manifest_sha256)
+    check_files(directory, manifest)
+    path = directory / names.METADATA
+    trust.check_stat(path, os.lstat(path))
+    found = sha256(path.read_bytes())
+    if found != manifest.files[names.METADATA]["sha256"]:
+        raise CorruptCheckpoint(
+            f".metadata of checkpoint {entry.name} is not the one that was committed", evidence=f"SHA-256 {found[:16]}…"
+        )
+    return (directory / names.MANIFEST).read_bytes()

@@ -1,0 +1,144 @@
+"""[torch] One rank's shard file: records in DCP's own format, digested while they are written, fsynced at the end.
+
+Plain ``torch.distributed.checkpoint.load`` reads these files too; our own reader skips the zip frame around each tensor.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+
+from slurm_resilience.checkpoint import digest, names
+from slurm_resilience.checkpoint.manifest import Item
+from slurm_resilience.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What one rank wrote: its file's name and length, its items, and where DCP will find them."""
+
+    file: str
+    bytes: int
+    items: list[Item]
+    stored: list[tuple[MetadataIndex, _StorageInfo]]
+
+
+class _Sink:
+    """The file that ``torch.save`` writes into: notes where the tensor's own bytes went, digests the rest as the frame.
+
+    Source: torch.serialization hands a storage over in one ``write`` of the storage's own memory.  Where it does not, the
+    whole record is frame: it is still verified, and read through ``torch.load``.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.at = 0
+        self._address = self._want = 0
+        self._frame = xxhash.xxh3_64()
+        self._pending: list[bytes] = []
+        self.found: tuple[int, str] | None = None
+
+    def expect(self, address: int, data_bytes: int) -> None:
+        """The next record's data lies at this address of our memory."""
+        self._address, self._want = address, data_bytes
+        self._frame.reset()
+        self.found = None
+
+    @property
+    def frame(self) -> str:
+        return self._frame.hexdigest()
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        if self._want and len(view) == self._want and _address(view) == self._address:
+            self.drain()
+            self.found = (self.at, digest.digest(view))
+            self._put(view)
+        else:
+            self._frame.update(view)
+            self._pending.append(bytes(view))
+        self.at += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """Part of the file protocol; see :meth:`drain`."""
+
+    def drain(self) -> None:
+        """Write the small pieces collected so far: one call for a whole frame."""
+        if self._pending:
+            self._put(memoryview(b"".join(self._pending)))
+            self._pending.clear()
+
+    def _put(self, view: memoryview) -> None:
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
+def write_shard(directory: Path, rank: int, plan: SavePlan, planner: SavePlanner) -> Shard | None:
+    """Write this rank's items durably; None when it has none.  Any failure is raised, and the directory is then poison."""
+    if not plan.items:
+        return None
+    name = names.shard_file(rank)
+    items: list[Item] = []
+    stored: list[tuple[MetadataIndex, _StorageInfo]] = []
+    fd = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        sink = _Sink(fd)
+        for item in plan.items:
+            record = _write_item(sink, name, item, planner)
+            items.append(record)
+            stored.append((item.index, _StorageInfo(name, record.offset, record.length)))
+        sink.drain()
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return Shard(name, sink.at, items, stored)
+
+
+def _write_item(sink: _Sink, file: str, item: WriteItem, planner: SavePlanner) -> Item:
+    start = sink.at
+    data = planner.resolve_data(item)
+    key = item.index.fqn
+    if item.type == WriteItemType.BYTE_IO:
+        if not isinstance(data, io.BytesIO):
+            raise CheckpointError(f"The planner gave a {type(data).__name__} for the bytes of {key}")
+        view = data.getbuffer()
+        joined = digest.digest(view)
+        sink.expect(0, 0)
+        sink.write(view)
+        return Item(key, file, start, len(view), start, len(view), joined)
+    if not isinstance(data, torch.Tensor):
+        raise CheckpointError(f"The planner gave a {type(data).__name__} for the tensor {key}")
+    tensor = data.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    if tensor.untyped_storage().nbytes() != tensor.nbytes:
+        tensor = tensor.clone()
+    sink.expect(tensor.data_ptr(), tensor.nbytes)
+    torch.save(tensor, sink)  # type: ignore[arg-type]  # it needs write and flush, no more
+    at, joined = sink.found or (start, "")
+    return Item(
+        key,
+        file,
+        start,
+        sink.at - start,
+        at,
+        tensor.nbytes if sink.found else 0,
+        joined,
+        sink.frame,
+        str(tensor.dtype).removeprefix("torch."),
+        tuple(item.index.offset or ()),
+        tuple(tensor.shape),
+    )

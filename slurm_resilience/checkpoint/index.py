@@ -1,0 +1,161 @@
+"""The index of a checkpoint root: the newest few usable entries in one file of at most 4 KiB, and a history beside it.
+
+A lookup reads one small file and looks at one directory, whatever the number of checkpoints; it takes no lock and lists
+nothing.  The index is a cache: the directories, their manifests and marks are the truth, from which it is rebuilt.
+
+A commit writes ``head.next.json`` durably *before* the checkpoint's directory gets its name, and renames it to
+``head.json`` afterwards.  So running out of quota shows before anything is published, and a crash in between leaves
+either a next head whose checkpoint is not there (it is ignored) or one whose checkpoint is (it counts).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from slurm_resilience._atomic import write_atomic
+from slurm_resilience.checkpoint import marks, names, sealed
+from slurm_resilience.checkpoint.entry import Entry, State
+from slurm_resilience.checkpoint.errors import CorruptCheckpoint
+from slurm_resilience.checkpoint.manifest import read_manifest
+from slurm_resilience.errors import CheckpointError, FormatError
+
+__all__ = ["CheckpointIndex", "Entry", "State"]
+
+VERSION = 1
+HEAD_BYTES = 4096
+HEAD_ENTRIES = 8
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointIndex:
+    """Head and history of one root.  Writing expects the caller to hold the root's lock; reading expects nothing."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root)
+        self.head_path = self.root / names.HEAD
+        self.next_path = self.root / names.NEXT_HEAD
+
+    def lookup(self) -> list[Entry] | None:
+        """The newest few usable entries, newest first; None when there is no head, or none that can be believed.
+
+        Constant time: one small file, and one look at the newest entry's manifest.
+        """
+        following = self._read(self.next_path)
+        if following and self.present(following[0]):
+            return following
+        head = self._read(self.head_path)
+        if head and not self.present(head[0]):
+            log.warning("checkpoint index %s names %s, which is not there: not believed", self.head_path, head[0].name)
+            return None
+        return head
+
+    def publish(self, entries: Iterable[Entry]) -> None:
+        """Replace the head by the newest usable of ``entries``."""
+        write_atomic(self.head_path, _compose(entries))
+
+    def announce(self, entries: Iterable[Entry]) -> None:
+        """Write the head that counts once its newest entry's directory has its name."""
+        write_atomic(self.next_path, _compose(entries))
+
+    def confirm(self) -> None:
+        """Make the announced head the head.  Needs no space on the file system."""
+        os.replace(self.next_path, self.head_path)
+
+    def withdraw(self) -> None:
+        """Forget an announced head."""
+        self.next_path.unlink(missing_ok=True)
+
+    def append(self, op: str, at: float, **fields: Any) -> None:
+        """Add one line to the history.  It is a log for people and tools; nothing depends on it, so it is not fsynced."""
+        line = json.dumps({"v": VERSION, "op": op, "at": round(at, 3), **fields}, default=str) + "\n"
+        fd = os.open(self.root / names.HISTORY, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+
+    def scan(self, *, newest: int | None = None, wanted: Callable[[Entry], bool] | None = None) -> list[Entry]:
+        """The entries as the directories tell them, newest first: the slow truth, for rebuilding and for people.
+
+        With ``newest``, stops after so many ``wanted`` ones.  A directory whose manifest cannot be believed
+        becomes a quarantined entry with that reason.
+        """
+        try:
+            listed = os.listdir(self.root)
+        except FileNotFoundError:
+            return []
+        parsed = sorted(((p.attempt, p.step, name) for name in listed if (p := names.parse(name)) is not None), reverse=True)
+        found: list[Entry] = []
+        for _, _, name in parsed:
+            entry = self.entry(name)
+            if entry is None:
+                continue
+            if wanted is None or wanted(entry):
+                found.append(entry)
+            if newest is not None and len(found) >= newest:
+                break
+        return found
+
+    def entry(self, name: str) -> Entry | None:
+        """One directory's entry with its marks; None when the directory is gone."""
+        directory = self.root / name
+        parsed = names.parse(name)
+        if parsed is None:
+            return None
+        try:
+            return marks.apply(read_manifest(directory).entry, directory)
+        except (CorruptCheckpoint, FormatError, OSError) as error:
+            if not directory.is_dir():
+                return None
+            reason = error.what if isinstance(error, CheckpointError) else str(error)
+            return Entry(
+                name, parsed.step, parsed.attempt, 0, 0, "", state=State.QUARANTINED, by="scan", reason=reason
+            )  # fmt: skip
+
+    def rebuild(self) -> list[Entry]:
+        """Make the head anew from the directories; returns the entries that went into it, newest first."""
+        usable = self.scan(newest=HEAD_ENTRIES, wanted=lambda entry: entry.usable)
+        self.publish(usable)
+        self.withdraw()
+        return usable
+
+    def _read(self, path: Path) -> list[Entry] | None:
+        try:
+            body = sealed.read(path)
+        except (sealed.Broken, OSError) as error:
+            log.warning("checkpoint index %s cannot be believed: %s", path, error)
+            return None
+        if body is None:
+            return None
+        if not isinstance(body, dict) or body.get("v", 0) > VERSION:
+            log.warning("checkpoint index %s has version %s, we know up to %s", path, (body or {}).get("v"), VERSION)
+            return None
+        try:
+            return [Entry.from_json(value) for value in body["entries"]]
+        except (KeyError, TypeError, ValueError) as error:
+            log.warning("checkpoint index %s cannot be believed: %s", path, error)
+            return None
+
+    def present(self, entry: Entry) -> bool:
+        """Whether the entry's directory is there.  One look."""
+        return (self.root / entry.name / names.MANIFEST).exists()
+
+
+def _compose(entries: Iterable[Entry]) -> bytes:
+    """The head's bytes: the newest usable entries, as many as fit."""
+    newest = sorted((entry for entry in entries if entry.usable), key=lambda entry: entry.order, reverse=True)
+    for count in range(min(len(newest), HEAD_ENTRIES), -1, -1):
+        raw = sealed.seal({"v": VERSION, "entries": [entry.to_json() for entry in newest[:count]]})
+        if len(raw) <= HEAD_BYTES and (count or not newest):
+            return raw
+    raise CheckpointError(
+        f"Entry {newest[0].name} does not fit into the index",
+        evidence=f"it alone needs more than {HEAD_BYTES} bytes",
+        remedy="record fewer metrics with a checkpoint; larger things belong into 'extra'",
+    )

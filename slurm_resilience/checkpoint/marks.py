@@ -1,0 +1,50 @@
+"""What was found out about a checkpoint after its commit, kept in its own directory, so that the index can be lost.
+
+One small JSON file a mark, written atomically.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from slurm_resilience._atomic import read_json, write_json_atomic
+from slurm_resilience.checkpoint.entry import Entry, State
+
+VERIFIED = ".verified.json"
+QUARANTINED = ".quarantined.json"
+ATTEMPTED = ".attempted.json"
+PINNED = ".pinned.json"
+
+
+def put(directory: Path, mark: str, about: dict[str, Any]) -> None:
+    """Set one mark, durably."""
+    write_json_atomic(directory / mark, about)
+
+
+def drop(directory: Path, mark: str) -> None:
+    """Take one mark away; nothing happens where there is none."""
+    (directory / mark).unlink(missing_ok=True)
+
+
+def get(directory: Path, mark: str) -> dict[str, Any] | None:
+    """What a mark says, None where there is none.  A damaged mark still counts as set: it says so, and nothing else."""
+    try:
+        value = read_json(directory / mark)
+    except ValueError:
+        return {"damaged": True}
+    return None if value is None else value if isinstance(value, dict) else {"damaged": True}
+
+
+def apply(entry: Entry, directory: Path) -> Entry:
+    """The entry as the marks in its directory make it.  A damaged "verified" proves nothing and is passed over."""
+    verified, quarantined = get(directory, VERIFIED), get(directory, QUARANTINED)
+    attempted = get(directory, ATTEMPTED)
+    state, by, reason = State.COMMITTED, "", ""
+    if verified is not None and "damaged" not in verified:
+        state, by = State.VERIFIED, str(verified.get("by", ""))
+    if quarantined is not None:
+        state, by = State.QUARANTINED, str(quarantined.get("by", ""))
+        reason = str(quarantined.get("reason", "its quarantine mark is damaged"))
+    count = 0 if attempted is None else int(attempted.get("count", 1)) if isinstance(attempted.get("count", 1), int) else 1
+    return entry.with_marks(state=state, by=by, reason=reason, attempts=count, pinned=get(directory, PINNED) is not None)

@@ -1,0 +1,290 @@
+"""A checkpoint root as its users see it: begin and commit a save, find the latest, mark what was found out, throw away.
+
+Everything here works on names, sizes and JSON; tensors are dcp.py's business.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurm_resilience import __version__
+from slurm_resilience._atomic import fsync_dir, write_atomic
+from slurm_resilience._clock import SYSTEM_CLOCK, Clock
+from slurm_resilience.checkpoint import marks, names
+from slurm_resilience.checkpoint.entry import Entry, State
+from slurm_resilience.checkpoint.fence import Fence
+from slurm_resilience.checkpoint.index import CheckpointIndex
+from slurm_resilience.checkpoint.lock import RootLock
+from slurm_resilience.checkpoint.manifest import Item, Manifest, check_declared, read_manifest
+from slurm_resilience.errors import CheckpointError, Fenced
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A save that has begun: ``path`` is a fresh directory that nobody takes for a checkpoint."""
+
+    name: str
+    step: int
+    path: Path
+    began: float = field(default_factory=time.monotonic)
+
+
+class CheckpointStore:
+    """One checkpoint root, opened by one attempt (or, with ``attempt`` None, by a person or a reader)."""
+
+    def __init__(self, root: str | os.PathLike[str], *, attempt: int | None, about: dict[str, Any], clock: Clock) -> None:
+        self.root = Path(root)
+        self.attempt = attempt
+        self.about = about
+        self.fence_token = Fence(self.root)
+        self.index = CheckpointIndex(self.root)
+        self._lock = RootLock(self.root)
+        self._clock = clock
+
+    @classmethod
+    def open(
+        cls,
+        root: str | os.PathLike[str],
+        *,
+        attempt: int | None = None,
+        job_id: str = "",
+        restart_count: int = 0,
+        node: str = "",
+        boot_id: str = "",
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> CheckpointStore:
+        """A store for reading and, once :meth:`fence` was called by one rank of the attempt, for writing.
+
+        Touches nothing.
+        """
+        about = {"job_id": job_id, "restart_count": restart_count, "node": node, "boot_id": boot_id}
+        return cls(root, attempt=attempt, about=about, clock=clock)
+
+    # -- owning -----------------------------------------------------------------------------------------------
+
+    def newest_attempt(self) -> int:
+        """The newest attempt that has opened this root for writing, -1 before the first."""
+        return self.fence_token.current()
+
+    def fence(self) -> None:
+        """Make this attempt the owner: older ones can commit, mark and prune nothing from here on.  One rank calls it.
+
+        Also brings the index up to date with the directories.  Raises :class:`Fenced`, or OSError.
+        """
+        attempt = self._attempt()
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o755)
+        about = {**self.about, "pid": os.getpid(), "at": self._clock.time()}
+        for path in self.fence_token.raise_to(attempt, about):
+            log.info("unfinished saves of an older attempt were moved to %s", path)
+        with self._lock.held():
+            known = self.index.lookup()
+            newest = self.index.scan(newest=1, wanted=lambda entry: entry.usable)
+            if known is None or known[:1] != newest or self.index.next_path.exists():
+                if newest:
+                    log.warning("the index of %s was behind its directories and is rebuilt", self.root)
+                self.index.rebuild()
+            self.index.append("fence", self._clock.time(), attempt=attempt, **self.about)
+
+    # -- reading ----------------------------------------------------------------------------------------------
+
+    def latest(self) -> Entry | None:
+        """The entry to resume from, None when there is none at all.  O(1): no lock, no listing, unless the index is broken."""
+        return next(self.candidates(), None)
+
+    def candidates(self) -> Iterator[Entry]:
+        """What may be resumed from, best first: newest first, but those that an attempt began to load and never
+        verified come last.  Asks the directories only after the head's entries are used up."""
+        head = self.index.lookup()
+        if head is None:
+            head = self._repair()
+        seen = set()
+        for entry in head:
+            if not entry.attempts and self.index.present(entry):
+                seen.add(entry.name)
+                yield entry
+        rest = self.index.scan(wanted=lambda entry: entry.usable and entry.name not in seen)
+        yield from (entry for entry in rest if not entry.attempts)
+        yield from (entry for entry in rest if entry.attempts)
+
+    def path(self, entry: Entry) -> Path:
+        return self.root / entry.name
+
+    def manifest(self, entry: Entry) -> Manifest:
+        """The manifest of an entry, checked against the index.  Raises :class:`CorruptCheckpoint`."""
+        return read_manifest(self.path(entry), expect_sha256=entry.manifest_sha256)
+
+    def entries(self) -> list[Entry]:
+        """All entries, quarantined ones too, newest first, as the directories tell them.  O(number of checkpoints)."""
+        return self.index.scan()
+
+    def rebuild(self) -> list[Entry]:
+        """Make the index anew from the manifests."""
+        with self._lock.held():
+            return self.index.rebuild()
+
+    # -- saving -----------------------------------------------------------------------------------------------
+
+    def begin(self, step: int) -> Draft:
+        """A fresh directory to save step ``step`` into.  Raises :class:`Fenced`."""
+        attempt = self._attempt()
+        self.fence_token.check(attempt)
+        name = names.new_name(step, attempt)
+        parent = self.root / names.writing_dir(attempt)
+        parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        path = parent / f"{name}.tmp"
+        path.mkdir(mode=0o755)
+        return Draft(name, step, path)
+
+    def commit(
+        self,
+        draft: Draft,
+        *,
+        world: int,
+        files: dict[str, dict[str, Any]],
+        items: list[Item],
+        tensors: dict[str, dict[str, Any]] | None = None,
+        mesh: dict[str, int] | None = None,
+        metrics: dict[str, Any] | None = None,
+        extra: dict[str, Any] | None = None,
+        content: dict[str, str] | None = None,
+        versions: dict[str, str] | None = None,
+    ) -> Entry:
+        """Turn a draft, all of whose files are written and fsynced, into a checkpoint: all of it or nothing.
+
+        Raises :class:`Fenced`, :class:`CheckpointError` or OSError; the draft is then worth nothing.
+        """
+        attempt = self._attempt()
+        check_declared(draft.path, items, files)
+        self.fence_token.check(attempt)
+        entry = Entry(
+            name=draft.name,
+            step=draft.step,
+            attempt=attempt,
+            world=world,
+            bytes=sum(int(about["bytes"]) for about in files.values()),
+            manifest_sha256="",
+            mesh=mesh or {},
+            metrics=metrics or {},
+            committed_at=round(self._clock.time(), 3),
+            save_s=round(time.monotonic() - draft.began, 6),
+            **self.about,
+        )
+        manifest = Manifest(entry, files, items, tensors or {}, extra or {}, content or {},
+                            {"slurm_resilience": __version__, **(versions or {})})  # fmt: skip
+        raw = manifest.to_bytes()
+        write_atomic(draft.path / names.MANIFEST, raw)
+        entry = Manifest.from_bytes(raw, draft.name).entry
+        with self._lock.held():
+            self._publish(draft, entry)
+        return entry
+
+    def abandon(self, draft: Draft) -> None:
+        """Throw a draft away; what cannot be removed now stays where nobody takes it for a checkpoint."""
+        shutil.rmtree(draft.path, ignore_errors=True)
+
+    def _publish(self, draft: Draft, entry: Entry) -> None:
+        head = self.index.lookup()
+        self.index.announce([entry, *(head if head is not None else self.index.scan(newest=8, wanted=lambda e: e.usable))])
+        attempt = entry.attempt
+        try:
+            self.fence_token.check(attempt)
+            os.rename(draft.path, self.root / entry.name)
+        except FileNotFoundError:
+            self.index.withdraw()
+            self.fence_token.check(attempt)
+            raise
+        except BaseException:
+            self.index.withdraw()
+            raise
+        fsync_dir(self.root)
+        try:
+            self.fence_token.check(attempt)
+        except Fenced:
+            marks.put(self.root / entry.name, marks.QUARANTINED, {"reason": "committed by a fenced attempt", "by": "fence"})
+            self.index.withdraw()
+            raise
+        self.index.confirm()
+        self.index.append("commit", entry.committed_at, entry=entry.to_json())
+
+    # -- marks ------------------------------------------------------------------------------------------------
+
+    def mark_attempted(self, entry: Entry) -> Entry:
+        """Say, before it is loaded, that a load begins: if that kills the job, the next attempt prefers another entry."""
+        return self._mark(entry, marks.ATTEMPTED, {"count": entry.attempts + 1}, attempts=entry.attempts + 1)
+
+    def mark_verified(self, entry: Entry, by: str) -> Entry:
+        """Say that a run trains on from this entry and that all checks of the resume held."""
+        marks.drop(self.path(entry), marks.ATTEMPTED)
+        return self._mark(entry, marks.VERIFIED, {"by": by}, state=State.VERIFIED, by=by, attempts=0)
+
+    def quarantine(self, entry: Entry, reason: str, by: str) -> Entry:
+        """Never resume from this entry again; it is kept, with the reason, until it is released or pruned."""
+        about = {"reason": reason, "by": by}
+        return self._mark(entry, marks.QUARANTINED, about, state=State.QUARANTINED, reason=reason, by=by)
+
+    def release(self, entry: Entry) -> Entry:
+        """Take a quarantine back, with the marks of earlier loads."""
+        for mark in (marks.QUARANTINED, marks.ATTEMPTED):
+            marks.drop(self.path(entry), mark)
+        return self._refresh(entry.name, "release")
+
+    def pin(self, entry: Entry, *, pinned: bool = True) -> Entry:
+        """Keep this entry whatever retention says, or stop keeping it."""
+        if pinned:
+            return self._mark(entry, marks.PINNED, {}, pinned=True)
+        marks.drop(self.path(entry), marks.PINNED)
+        return self._refresh(entry.name, "unpin")
+
+    def _mark(self, entry: Entry, mark: str, about: dict[str, Any], **changes: Any) -> Entry:
+        self._may_write()
+        about = {**about, "attempt": self.attempt, "at": round(self._clock.time(), 3), **self.about}
+        marks.put(self.path(entry), mark, about)
+        return self._refresh(entry.name, mark.strip(".").removesuffix(".json"), **{k: str(v) for k, v in changes.items()})
+
+    def _refresh(self, name: str, op: str, **fields: Any) -> Entry:
+        """Bring the head up to date after a mark has changed."""
+        self._may_write()
+        current = self.index.entry(name)
+        if current is None:
+            raise CheckpointError(f"Checkpoint {name} is gone", evidence=f"{self.root / name} does not exist")
+        with self._lock.held():
+            head = self.index.lookup()
+            if head is None or op == "release" or not any(other.usable and other.name != name for other in head):
+                self.index.rebuild()
+            elif any(entry.name == name for entry in head):
+                self.index.publish([current if entry.name == name else entry for entry in head])
+                self.index.withdraw()
+            self.index.append(op, self._clock.time(), name=name, attempt=self.attempt, **fields)
+        return current
+
+    # -- helpers ----------------------------------------------------------------------------------------------
+
+    def _attempt(self) -> int:
+        if self.attempt is None:
+            raise CheckpointError("This checkpoint root was opened without an attempt number, so nothing can be saved into it")
+        return self.attempt
+
+    def _may_write(self) -> None:
+        if self.attempt is not None:
+            self.fence_token.check(self.attempt)
+
+    def _repair(self) -> list[Entry]:
+        """The index cannot be believed: ask the directories, and mend it if we may."""
+        if not self.root.is_dir():
+            return []
+        try:
+            self._may_write()
+            with self._lock.held():
+                return self.index.rebuild()
+        except (OSError, Fenced) as error:
+            log.warning("the index of %s could not be mended (%s); its directories were read instead", self.root, error)
+            return self.index.scan(newest=8, wanted=lambda entry: entry.usable)
