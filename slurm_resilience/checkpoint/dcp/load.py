@@ -1,8 +1,7 @@
-"""[torch] Sharded save and verified load of a state dict: the two collective calls, and what they return."""
+"""[torch] The collective load: one entry, or the newest that is whole; everything that is used is verified on the way."""
 
 from __future__ import annotations
 
-import itertools
 import logging
 import os
 import time
@@ -10,27 +9,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import LoadPlan, SavePlan
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.stateful import Stateful
 
-from slurm_resilience.checkpoint import dcp_layout, dcp_ranks, names, trust
-from slurm_resilience.checkpoint.dcp_read import ShardReader
-from slurm_resilience.checkpoint.dcp_team import Team
-from slurm_resilience.checkpoint.dcp_write import Shard, write_shard
+from slurm_resilience.checkpoint import names, trust
+from slurm_resilience.checkpoint.dcp import layout, ranks
+from slurm_resilience.checkpoint.dcp.read import ShardReader
+from slurm_resilience.checkpoint.dcp.save import resolve
+from slurm_resilience.checkpoint.dcp.team import Team
 from slurm_resilience.checkpoint.digest import sha256
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.errors import CorruptCheckpoint
 from slurm_resilience.checkpoint.manifest import Manifest, check_files, read_manifest
-from slurm_resilience.checkpoint.store import CheckpointStore, Draft
+from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import NoValidCheckpoint
 
 log = logging.getLogger(__name__)
-
-__all__ = ["LoadResult", "load", "load_latest", "save"]
 
 
 @dataclass(frozen=True)
@@ -47,73 +43,6 @@ class LoadResult:
     bytes_read: int
     seconds: float
     rejected: list[tuple[Entry, str]] = field(default_factory=list)
-
-
-def save(
-    store: CheckpointStore,
-    state_dict: dict[str, Any],
-    *,
-    step: int,
-    metrics: dict[str, Any] | None = None,
-    extra: dict[str, Any] | None = None,
-    per_rank: dict[str, Any] | None = None,
-    process_group: dist.ProcessGroup | None = None,
-    world: int | None = None,
-    mesh: dict[str, int] | None = None,
-) -> Entry:
-    """Save ``state_dict`` as a checkpoint of ``step``; when it returns, the checkpoint is durable, verified and the latest.
-
-    Collective over ``process_group`` (a CPU group; none is needed for one process).  Rank 0 publishes.  ``metrics`` are a
-    few numbers for the index, ``extra`` JSON for the manifest, ``per_rank`` tensors or JSON values of this rank alone.
-
-    Raises :class:`CheckpointError` (or :class:`Fenced`) on every rank when anything failed on any of them; then nothing
-    was published and older checkpoints are as they were.
-    """
-    team = Team(process_group)
-    planner = DefaultSavePlanner()
-    mine = dcp_ranks.add(resolve(state_dict), per_rank or {}, team.rank)
-    drafts: list[Draft] = []
-    layouts: list[Metadata] = []
-
-    def plan() -> SavePlan:
-        planner.set_up_planner(mine, is_coordinator=team.leads)
-        return planner.create_local_plan()
-
-    def begin(plans: list[SavePlan]) -> list[tuple[SavePlan, Path]]:
-        merged, metadata = planner.create_global_plan(plans)
-        layouts.append(metadata)
-        drafts.append(store.begin(step))
-        return [(part, drafts[0].path) for part in merged]
-
-    def commit(shards: list[Shard | None]) -> Entry:
-        written = [shard for shard in shards if shard is not None]
-        metadata = layouts[0]
-        metadata_bytes = dcp_layout.write_metadata(drafts[0].path, metadata, written)
-        files: dict[str, dict[str, Any]] = {shard.file: {"bytes": shard.bytes} for shard in written}
-        files[names.METADATA] = {"bytes": len(metadata_bytes), "sha256": sha256(metadata_bytes)}
-        items = list(itertools.chain.from_iterable(shard.items for shard in written))
-        return store.commit(
-            drafts[0],
-            world=team.world if world is None else world,
-            files=files,
-            items=items,
-            tensors=dcp_layout.tensors(metadata),
-            mesh=mesh,
-            metrics=metrics,
-            extra=extra,
-            content=dcp_layout.content(items),
-            versions={"torch": str(torch.__version__)},
-        )
-
-    try:
-        part, directory = team.deal("planning the save", plan, begin)
-        return team.funnel(
-            f"saving step {step}", lambda: write_shard(directory, team.rank, planner.finish_plan(part), planner), commit
-        )
-    except BaseException:
-        for draft in drafts:
-            store.abandon(draft)
-        raise
 
 
 def load(
@@ -147,9 +76,9 @@ def load(
     def plan() -> tuple[Manifest, LoadPlan, ShardReader, bool]:
         manifest = Manifest.from_bytes(raw, chosen.name)
         check_files(store.path(chosen), manifest)
-        metadata = dcp_layout.metadata(manifest)
-        own = dcp_ranks.ask(plain, metadata, team.rank, team.world)
-        dcp_layout.check_matches(plain, metadata, chosen.name, strict=strict)
+        metadata = layout.metadata(manifest)
+        own = ranks.ask(plain, metadata, team.rank, team.world)
+        layout.check_matches(plain, metadata, chosen.name, strict=strict)
         planner.set_up_planner(plain, metadata, team.leads)
         local = planner.create_local_plan()
         reader = ShardReader(store.path(chosen), manifest)
@@ -159,7 +88,7 @@ def load(
 
     manifest, local, reader, own = team.agree("planning the load", plan)
     team.agree(f"loading {chosen.name}", lambda: reader.read(planner.finish_plan(local), planner))
-    mine = dcp_ranks.take(plain) if own else None
+    mine = ranks.take(plain) if own else None
     team.agree("restoring", lambda: _restore(state_dict, plain))
     return LoadResult(chosen, manifest.extra, mine, reader.bytes_read, time.monotonic() - began)
 
@@ -205,11 +134,6 @@ def load_latest(
             remedy=f"slurm-resilience checkpoints verify {store.root}",
         )
     return None
-
-
-def resolve(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A shallow copy in which stateful objects have become their state."""
-    return {key: value.state_dict() if isinstance(value, Stateful) else value for key, value in state_dict.items()}
 
 
 def _restore(state_dict: dict[str, Any], plain: dict[str, Any]) -> None:

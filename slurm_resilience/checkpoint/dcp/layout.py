@@ -23,8 +23,9 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from slurm_resilience.checkpoint import dcp_ranks, names
-from slurm_resilience.checkpoint.dcp_write import Shard
+from slurm_resilience.checkpoint import names
+from slurm_resilience.checkpoint.dcp import ranks
+from slurm_resilience.checkpoint.dcp.write import Shard
 from slurm_resilience.checkpoint.errors import MismatchedCheckpoint
 from slurm_resilience.checkpoint.manifest import Item, Manifest
 from slurm_resilience.errors import CheckpointError
@@ -82,7 +83,7 @@ def content(items: Iterable[Item]) -> dict[str, str]:
     """One digest over all tensors under each top-level key: equal digests at different steps mean that nothing moved."""
     hashes: dict[str, Any] = {}
     for item in sorted((item for item in items if item.dtype), key=lambda item: (item.key, item.at)):
-        if dcp_ranks.is_own(item.key):
+        if ranks.is_own(item.key):
             continue
         top = item.key.split(".", 1)[0]
         hashes.setdefault(top, xxhash.xxh3_64()).update(f"{item.key}{item.at}{item.shape}{item.digest}".encode())
@@ -117,7 +118,7 @@ def check_matches(state_dict: dict[str, Any], saved: Metadata, name: str, *, str
         wrong += [
             f"{key} was saved and nobody asks for it"
             for key in saved.state_dict_metadata
-            if key not in flat and key.split(".", 1)[0] in tops and not dcp_ranks.is_own(key)
+            if key not in flat and key.split(".", 1)[0] in tops and not ranks.is_own(key)
         ]
     if wrong:
         more = f" and {len(wrong) - 6} more" if len(wrong) > 6 else ""
