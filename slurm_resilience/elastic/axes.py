@@ -55,8 +55,12 @@ class Axis:
         """The one degree that is possible, where there is only one."""
         if self.fixed is not None:
             return self.fixed
-        most = min((n for n in (self.at_most, self.divides) if n is not None), default=None)
-        return most if most == self.at_least else None
+        return self.at_least if self.most == self.at_least else None
+
+    @property
+    def most(self) -> int | None:
+        """The largest degree that can be possible; None without a limit of its own."""
+        return min((n for n in (self.fixed, self.at_most, self.divides) if n is not None), default=None)
 
     def candidates(self, most: int) -> list[int]:
         """All degrees up to ``most`` that the axis may have, smallest first."""
@@ -123,8 +127,8 @@ def _parse(text: str) -> dict[str, Any]:
 class MeshConstraints:
     """Constraints of all axes.  By default everything is data parallel: ``dp_shard`` takes what there is.
 
-    ``tp`` stays inside a node unless told otherwise.  An axis that is fixed by the user never changes on a
-    smaller allocation; when ``dp_shard`` is fixed, ``dp_replicate`` is the one that shrinks.
+    ``tp`` stays inside a node unless told otherwise.  An axis that the user fixed never changes on a smaller
+    allocation.  Once ``dp_shard`` has a limit of its own, ``dp_replicate`` becomes free and is what shrinks.
     """
 
     pp: Axis = Axis(fixed=1)
@@ -134,16 +138,27 @@ class MeshConstraints:
     tp: Axis = Axis(fixed=1)
     ep: Axis = Axis(fixed=1)
 
+    def __post_init__(self) -> None:
+        for name in ("pp", "cp", "tp", "ep"):
+            if getattr(self, name).most is None and not self.inside_node(name):
+                raise ConfigError(
+                    f"The mesh axis {name} has no upper limit",
+                    evidence=f"only the data-parallel axes may take what there is; {name} changes the model's own layout",
+                    remedy=f'fix it ({name}=2), or bound it ({name}="<=4" or {name}="/32")',
+                )
+
     def axis(self, name: str) -> Axis:
         """The constraint of one axis, defaults applied."""
         if name == "dp_replicate" and self.dp_replicate is None:
-            return Axis(fixed=1) if self.dp_shard.single is None else Axis()
+            bounded = self.dp_shard.most is not None or self.inside_node("dp_shard")
+            return Axis() if bounded else Axis(fixed=1)
         value: Axis = getattr(self, name)
         return value
 
     def inside_node(self, name: str) -> bool:
         """Whether groups of this axis must not cross nodes; those of the axes inside it must not either."""
-        chosen = self.axis(name).inside_node
+        axis = getattr(self, name)
+        chosen = None if axis is None else axis.inside_node
         return name == "tp" if chosen is None else chosen
 
     @classmethod
