@@ -18,28 +18,29 @@ from slurm_resilience.slurm.states import JobState, parse_state
 _BOUNDARY = re.compile(r" (?=[A-Za-z][A-Za-z0-9:/_.\[\]-]*=)")
 
 # Fields whose value a person chose: it may hold anything.  After them only a field that Slurm has can begin.
-_FREE_TEXT = frozenset(
-    """
+_FREE_TEXT_FIELDS = """
     JobName Comment AdminComment SystemComment Command WorkDir StdErr StdIn StdOut SubmitLine Reason OS Extra Licenses
     MailUser Account WCKey Dependency
-    """.split()
-)
-_FOLLOWS_FREE_TEXT = frozenset(
-    """
+"""
+_FIELDS_AFTER_FREE_TEXT = """
     UserId GroupId MCS_label Priority Nice Account QOS WCKey JobState Reason Dependency FailedNode Requeue Restarts BatchFlag
     Reboot ExitCode DerivedExitCode RunTime SubmitTime Licenses LicensesAlloc Network Command WorkDir AdminComment SystemComment
     Comment StdErr StdIn StdOut Power SubmitLine TresPerJob TresPerNode TresPerSocket TresPerTask TresBind TresFreq CpusPerTres
     MemPerTres MailUser MailType KillOInInvalidDependent KillOnInvalidDependent SELinuxContext NtasksPerTRES Container
     ContainerID BurstBuffer Extra Features DelayBoot Cluster OOMKillStep Partition ExtSensorsJoules RealMemory CapWatts Gres
     BootTime LastBusyTime
-    """.split()
-)
+"""
+_FREE_TEXT, _FOLLOWS_FREE_TEXT = frozenset(_FREE_TEXT_FIELDS.split()), frozenset(_FIELDS_AFTER_FREE_TEXT.split())
 # Slurm prints the name second; what follows it is always this.  Source: slurm_sprint_job_info() of 22.05 to 25.05.
 _NAME = re.compile(r"JobName=(?P<name>.*?) (?=UserId=[^ (]+\(\d+\) GroupId=)")
 
 
 def parse_fields(line: str) -> dict[str, str]:
-    """The fields of one ``scontrol -o`` line; the first of two equal names counts (what comes later is free text)."""
+    """The fields of one ``scontrol -o`` line.
+
+    After a free text only a field that Slurm has, and that was not there before, begins; so a comment with
+    ``Restarts=7`` in it stays a comment.
+    """
     fields: dict[str, str] = {}
     name = _NAME.search(line)
     if name is not None:
@@ -47,7 +48,7 @@ def parse_fields(line: str) -> dict[str, str]:
     key, value = "", ""
     for piece in _BOUNDARY.split(line.strip()):
         next_key, equals, next_value = piece.partition("=")
-        if not equals or (key in _FREE_TEXT and next_key not in _FOLLOWS_FREE_TEXT):
+        if not equals or (key in _FREE_TEXT and (next_key not in _FOLLOWS_FREE_TEXT or next_key in fields)):
             value += f" {piece}"
             continue
         if key:
@@ -132,6 +133,22 @@ class JobRecord:
     work_dir: str
     std_out: str
     fields: dict[str, str] = field(repr=False, default_factory=dict, compare=False)
+
+    @property
+    def requeued(self) -> bool:
+        """The controller has put this run's successor into the queue, though nodes may still be completing.
+
+        While COMPLETING the state word hides what is beneath it.  A requeued job then shows the end it would have if it
+        started now, start + time limit to the second; one that is over shows when it ended.  Compared with each other,
+        since clocks of nodes differ.  Source: seen on 22.05.8 for scancel, preemption and requeue.
+        """
+        if self.state is not JobState.COMPLETING:
+            return self.state.waiting
+        if self.end_at is None or self.start_at is None:
+            return True
+        if self.time_limit_s is None or self.reason == "TimeLimit":
+            return False
+        return abs(self.end_at - self.start_at - self.time_limit_s) < 1.0
 
     @property
     def held(self) -> bool:
