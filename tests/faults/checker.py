@@ -68,6 +68,11 @@ def attempts_only_grow(history: History) -> Violations:
         if event["attempt"] <= last:
             yield f"attempt {event['attempt']} started after attempt {last}"
         last = max(last, event["attempt"])
+    newest = 0
+    for line in history.curve:
+        if line["attempt"] < newest:
+            yield f"attempt {line['attempt']} took step {line['step']} after attempt {newest} had begun to train"
+        newest = max(newest, line["attempt"])
 
 
 def no_committed_checkpoint_is_lost(history: History, keep_last: int) -> Violations:

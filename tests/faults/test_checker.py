@@ -82,6 +82,7 @@ BREAKS: dict[str, tuple[Callable[[History], None], str]] = {
     "a step left out": (lambda history: history.curve.pop(), "steps [12] were never taken"),
     "another loss on replay": (edit_curve(6, loss=0.3), "step 5: loss"),
     "nan on replay": (edit_curve(6, loss=float("nan")), "step 5: loss"),
+    "a leftover trains": (edit_curve(-1, attempt=1, step=7), "attempt 1 took step 7 after attempt 2"),
     "batch changed": (edit("attempt_started", plan={"global_batch": 6}), "global batch changed"),
     "samples lost": (edit("attempt_started", plan={"global_batch": 8, "samples_per_dp_rank": [2, 2, 2]}), "splits 8"),
     "a leftover commits": (edit("checkpoint_committed", attempt=1), "committed step 12 after attempt 2 had started"),

@@ -1,0 +1,107 @@
+"""Kills, at seeded moments, exactly the process that it says, and proves that the kill happened.
+
+A fault that fires at a random time after a constant sleep tests nothing in particular; this one waits for a step of the run,
+then a seeded part of a step more, so that it falls anywhere in a step: into compute, a collective, a save.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm_resilience.sandbox.processes import Process
+from tests.faults import cast
+from tests.faults.history import Fired, read_lines
+
+KINDS = ("rank", "launcher", "agent", "supervisor")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What to kill, where (``on_batch_host``; no matter for a supervisor), and when: ``delay_s`` after ``step`` was taken."""
+
+    kind: str
+    on_batch_host: bool
+    step: int
+    delay_s: float
+    choice: int
+
+
+def draw(seed: int, faults: list[tuple[str, bool]], *, first_step: int, spacing: int, jitter_s: float = 0.25) -> list[Fault]:
+    """A schedule: the faults in a seeded order, about ``spacing`` steps apart, each at a seeded moment."""
+    rng = random.Random(seed)
+    order = list(faults)
+    rng.shuffle(order)
+    out = []
+    for number, (kind, here) in enumerate(order):
+        step = first_step + number * spacing + rng.randrange(max(1, spacing // 3))
+        out.append(Fault(kind, here, step, delay_s=rng.uniform(0, jitter_s), choice=rng.randrange(1000)))
+    return out
+
+
+def wait_for(what: str, probe: Callable[[], bool], within_s: float, *, say: Callable[[], str] = str) -> None:
+    """Wait until ``probe`` holds; AssertionError with the evidence of ``say`` when it does not in time."""
+    deadline = time.monotonic() + within_s
+    while not probe():
+        assert time.monotonic() < deadline, f"{what} did not happen within {within_s:g} s. {say()}"
+        time.sleep(0.02)
+
+
+def newest_step(run_dir: Path) -> int:
+    """The step that rank 0 of the newest attempt has completed, 0 before the first."""
+    last = 0
+    for line in read_lines(run_dir / "metrics.jsonl"):
+        last = line["step"]
+    return last
+
+
+class Nemesis:
+    """Does the faults of one run, and remembers which of them really happened."""
+
+    def __init__(self, run_dir: Path, batch_host: str) -> None:
+        self.run_dir = run_dir
+        self.batch_host = batch_host
+        self.fired: list[Fired] = []
+
+    def fire(self, fault: Fault, *, within_s: float, say: Callable[[], str] = str) -> Fired:
+        """Wait for the moment of ``fault``, kill, and return the proof."""
+        wait_for(f"step {fault.step}", lambda: newest_step(self.run_dir) >= fault.step, within_s, say=say)
+        due = time.monotonic() + fault.delay_s
+        while time.monotonic() < due:
+            time.sleep(0.002)
+        node, target = self.aim(fault)
+        assert target.alive(), f"{fault.kind} {target} was dead before the fault"
+        at = time.time()
+        assert target.send(signal.SIGKILL), f"{fault.kind} {target} could not be killed"
+        wait_for(f"the death of {fault.kind} {target.pid}", lambda: not target.alive(), 10)
+        moment = f"{fault.delay_s * 1000:.0f} ms after step {fault.step}"
+        here = node == self.batch_host
+        done = Fired(fault.kind, node, target.pid, at, newest_step(self.run_dir), moment, here)
+        self.fired.append(done)
+        return done
+
+    def aim(self, fault: Fault) -> tuple[str, Process]:
+        """The process that the fault means now, and its node."""
+        candidates: list[tuple[str, Process]] = []
+
+        def find() -> bool:
+            seen = cast.look(self.run_dir)
+            if fault.kind == "supervisor":
+                candidates[:] = [(self.batch_host, process) for process in seen.supervisors]
+            else:
+                nodes = [node for node in sorted(seen.agents) if (node == self.batch_host) == fault.on_batch_host]
+                found = {
+                    "rank": [(node, process) for node in nodes for process in seen.ranks[node]],
+                    "launcher": [(node, seen.launchers[node]) for node in nodes if node in seen.launchers],
+                    "agent": [(node, seen.agents[node]) for node in nodes],
+                }
+                candidates[:] = found[fault.kind]
+            return bool(candidates)
+
+        # a relaunch may be under way: then the target is there in a moment
+        wait_for(f"a living {fault.kind}, on the batch host: {fault.on_batch_host}", find, 30)
+        return candidates[fault.choice % len(candidates)]
