@@ -163,7 +163,7 @@ class StoreReady(Message):
 
 @dataclass(frozen=True)
 class StoreFailed(Message):
-    """No store here for this attempt (no torch in the launcher, or it cannot listen)."""
+    """No store here for this attempt (no torch in the launcher, it cannot listen), or the store died later on."""
 
     kind: ClassVar[str] = "store_failed"
     attempt: int
@@ -196,7 +196,7 @@ class Exit(Message):
     """One rank ended.  ``code`` as Python has it: 0–255, or minus the signal's number; ``signal`` its name or "".
 
     ``done``: it had said that it reached its end.  ``t``: wall clock of the agent.  ``tail``: last lines of its log.
-    ``step``: last step that it reported (-1: none).
+    ``step``: last step that it reported (-1: none).  Comes again after a reconnect, since the first may be lost.
     """
 
     kind: ClassVar[str] = "exit"
@@ -279,7 +279,7 @@ class Welcome(Message):
 
 @dataclass(frozen=True)
 class Ping(Message):
-    """Send one at least every BEAT_EVERY_S to every agent, with ``seen=connection.seen``."""
+    """Answer every beat with one at once, with ``seen=connection.seen``; it renews the agent's lease."""
 
     kind: ClassVar[str] = "ping"
     seen: int
@@ -303,6 +303,7 @@ class Launch(Message):
 
     ``wait_warm``: let the launch wait until the launcher has finished its preload (one that may not fork then starts
     the ranks cold all the same); otherwise a launcher that is not warm yet means a cold start at once.
+    ``store_hosted``: a ``store_ready`` gave ``master_port``; otherwise rank 0 makes c10d's store there by itself.
     """
 
     kind: ClassVar[str] = "launch"
@@ -321,6 +322,7 @@ class Launch(Message):
     plan: dict[str, Any]
     header: str = ""
     wait_warm: bool = True
+    store_hosted: bool = True
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,466 @@
+"""The process that has imported everything already: it forks ranks in milliseconds, where a new interpreter takes seconds.
+
+Started by an agent, by file path, in the interpreter of the user's command (standard library only; see :mod:`main_module`).
+File descriptor 0 is a socket to the agent; JSON lines go both ways.  It never starts a thread, initialises no accelerator,
+and refuses to fork once a preloaded module did either.  Three forms::
+
+    launcher.py serve      preload, then fork ranks and stores on request
+    launcher.py rank       be one rank, cold: the request is on file descriptor 0
+    launcher.py store N    host c10d's store on listening socket N, cold
+
+It dies with its agent, and everything that it forked dies with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import importlib.util
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_STOP_AT = 1024  # the stop order in the progress page; see progress/page.py, which this file may not import
+_FLAGGED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# Variables that an interpreter or a library reads once, at its start: a rank that wants another value cannot be forked.
+_READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_TUNABLES")
+
+
+def _load_main_module() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("_resilience_main_module", os.path.join(_HERE, "main_module.py"))
+    if spec is None or spec.loader is None:
+        raise ImportError("main_module.py is not beside launcher.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _prctl(option: int, value: Any) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def _die_with(parent: int) -> None:
+    """SIGKILL when the parent ends, and at once if it is gone already.  Source: prctl(2), PR_SET_PDEATHSIG."""
+    _prctl(1, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(137)
+
+
+class Launcher:
+    """One launcher: its channel to the agent, what it has preloaded, and the children that it waits for."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._buffer = b""
+        self._fds: list[int] = []
+        self._children: dict[int, dict[str, Any]] = {}  # pidfd -> {"pid", "what", "attempt", "rank"}
+        self._start_environment = dict(os.environ)
+        self._preloaded: dict[str, tuple[int, int]] = {}  # own sources of the user -> (mtime_ns, size)
+        self._unsafe = ""
+
+    # --- talking ------------------------------------------------------------------------------------------------------
+
+    def _send(self, **message: Any) -> None:
+        try:
+            self._channel.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            os._exit(0)  # the agent is gone, and so are we
+
+    def _receive(self) -> list[dict[str, Any]]:
+        try:
+            data, fds, _, _ = socket.recv_fds(self._channel, 1 << 20, 4)
+        except OSError:
+            os._exit(0)
+        if not data:
+            os._exit(0)
+        self._fds += fds
+        *lines, self._buffer = (self._buffer + data).split(b"\n")
+        return [json.loads(line) for line in lines]
+
+    # --- preloading ---------------------------------------------------------------------------------------------------
+
+    def preload(self, named: list[str], learned: list[str]) -> None:
+        """Import what the user named and what the last ranks imported, make c10d ready, and say whether forking is safe.
+
+        A module that cannot be imported is skipped and reported.  Of the learned ones only the standard library and
+        installed packages are taken, never the user's own files, which may be edited between two attempts.
+        """
+        began = time.monotonic()
+        skipped: list[str] = []
+        culprit = ""
+        for name in [*named, *(name for name in learned if _is_installed(name))]:
+            if name in sys.modules:
+                continue
+            try:
+                importlib.import_module(name)
+            except BaseException as error:  # noqa: BLE001 -- a module may raise anything, SystemExit included
+                if name in named:
+                    skipped.append(f"{name}: {type(error).__name__}: {str(error)[:200]}")
+                continue
+            self._unsafe = _why_not_fork()
+            if self._unsafe:
+                culprit = name
+                self._unsafe = f"importing {name} {self._unsafe}"
+                break
+        if not self._unsafe:
+            _quiet_c10d()
+            self._unsafe = _why_not_fork()
+        for module in list(sys.modules.values()):
+            path = getattr(module, "__file__", None)
+            if isinstance(path, str) and not _is_library(path) and not path.startswith(_HERE):
+                stat = os.stat(path)
+                self._preloaded[path] = (stat.st_mtime_ns, stat.st_size)
+        gc.collect()
+        gc.freeze()
+        self._send(
+            m="warm",
+            warm=not self._unsafe,
+            reason=self._unsafe,
+            culprit=culprit if culprit not in named else "",
+            seconds=round(time.monotonic() - began, 3),
+            skipped=skipped,
+            modules=len(sys.modules),
+        )
+
+    def _why_cold(self, environment: dict[str, str]) -> str:
+        """Why this rank cannot be forked from here, "" when it can."""
+        if self._unsafe:
+            return self._unsafe
+        for name in sorted({*environment, *self._start_environment}):
+            if name.startswith(_READ_AT_START) and environment.get(name) != self._start_environment.get(name):
+                return f"{name} is read once, at the start of a process, and this rank wants another value"
+        for path, (mtime_ns, size) in self._preloaded.items():
+            try:
+                stat = os.stat(path)
+            except OSError:
+                return f"{path} is gone since it was preloaded"
+            if (stat.st_mtime_ns, stat.st_size) != (mtime_ns, size):
+                return f"{path} was edited since it was preloaded"
+        return _why_not_fork()
+
+    # --- serving ------------------------------------------------------------------------------------------------------
+
+    def serve(self) -> dict[str, Any]:
+        """Serve the agent; returns only in a forked rank, with what it is to run."""
+        poll = select.poll()
+        poll.register(self._channel, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd in self._children:
+                    poll.unregister(fd)
+                    self._bury(fd)
+                    continue
+                for message in self._receive():
+                    kind = message["m"]
+                    if kind == "preload":
+                        self.preload(message["named"], message["learned"])
+                    elif kind == "fork":
+                        if self._fork_rank(message):
+                            return message
+                        self._watch(poll)
+                    elif kind == "store":
+                        self._fork_store(message["attempt"])
+                        self._watch(poll)
+                    elif kind == "renew":
+                        if self._fork_launcher(message):
+                            return self.serve()  # another process with another channel; what is left here is not for it
+                    elif kind == "end":
+                        os._exit(0)
+
+    def _watch(self, poll: select.poll) -> None:
+        for fd in self._children:
+            poll.register(fd, select.POLLIN)
+
+    def _bury(self, fd: int) -> None:
+        child = self._children.pop(fd)
+        os.close(fd)
+        _, status = os.waitpid(child["pid"], 0)
+        self._send(m="ended", status=status, **child)
+
+    def _adopt(self, pid: int, **what: Any) -> None:
+        self._children[os.pidfd_open(pid)] = {"pid": pid, **what}
+
+    def _forget_all(self) -> None:
+        """In a new child: let go of what belongs to the launcher."""
+        for fd in self._children:
+            os.close(fd)
+        for fd in self._fds:
+            os.close(fd)
+        self._children, self._fds, self._buffer = {}, [], b""
+        self._channel.close()
+
+    def _fork_rank(self, request: dict[str, Any]) -> bool:
+        """True in the new rank."""
+        why = self._why_cold(request["env"])
+        if why:
+            self._send(m="cold", attempt=request["attempt"], rank=request["rank"], why=why)
+            return False
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            _die_with(parent)
+            self._forget_all()
+            return True
+        self._adopt(pid, what="rank", attempt=request["attempt"], rank=request["rank"])
+        self._send(m="forked", attempt=request["attempt"], rank=request["rank"], pid=pid)
+        return False
+
+    def _fork_store(self, attempt: int) -> None:
+        """Fork the store's host; it listens before anybody is told to dial, since c10d backs off for 0.5 s otherwise."""
+        if self._unsafe or "torch.distributed" not in sys.modules:
+            self._send(m="cold", attempt=attempt, rank=-1, why=self._unsafe or "torch is not preloaded")
+            return
+        listener = listen()
+        port = listener.getsockname()[1]
+        parent = os.getpid()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid == 0:
+            try:
+                _die_with(parent)
+                self._forget_all()
+                os.setsid()
+                host_store(listener.fileno())
+            except BaseException as error:  # noqa: BLE001 -- nothing may reach the launcher's loop in this child
+                os.write(2, f"the store of attempt {attempt} failed: {error!r}\n".encode())
+            finally:
+                os._exit(1)
+        listener.close()
+        self._adopt(pid, what="store", attempt=attempt, rank=-1)
+        self._send(m="store_ready", attempt=attempt, port=port, pid=pid)
+
+    def _fork_launcher(self, request: dict[str, Any]) -> bool:
+        """Fork the next launcher, which goes on to preload more while this one keeps its ranks.  True in the new one.
+
+        It is forked twice so that the agent, the nearest subreaper, becomes its parent.
+        """
+        if not self._fds:
+            return False
+        channel = self._fds.pop()
+        middle = os.fork()
+        if middle:
+            os.close(channel)
+            os.waitpid(middle, 0)
+            return False
+        middle = os.getpid()
+        if os.fork():
+            os._exit(0)
+        while os.getppid() == middle:
+            time.sleep(0.001)
+        _die_with(request["agent"])
+        self._forget_all()
+        self._channel = socket.socket(fileno=channel)
+        self._send(m="pid", pid=os.getpid())
+        self.preload(request["named"], request["learned"])
+        return True
+
+
+def _is_library(path: str) -> bool:
+    import sysconfig
+
+    roots = {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return path.startswith(tuple(f"{root}{os.sep}" for root in roots)) or "/dist-packages/" in path or "/site-packages/" in path
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a module comes from the standard library or an installed package."""
+    top = name.partition(".")[0]
+    if top in sys.stdlib_module_names:
+        return True
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):
+        return False
+    return spec is not None and spec.origin is not None and _is_library(spec.origin)
+
+
+def _why_not_fork() -> str:
+    """What makes a fork of this process unsafe, "" when nothing does."""
+    if len(os.listdir("/proc/self/task")) > 1:
+        return "started a thread, which a forked rank would not have"
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if cuda is not None and cuda.is_initialized():
+        return "initialised CUDA, whose context a forked rank cannot use"
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            device = os.readlink(f"/proc/self/fd/{fd}")
+            if device.startswith(("/dev/nvidia", "/dev/kfd", "/dev/accel", "/dev/neuron", "/dev/habanalabs")):
+                return f"opened the accelerator {device}, which a forked rank cannot use"
+    return ""
+
+
+def _quiet_c10d() -> None:
+    """Let c10d find out here, once, that addresses have no names.
+
+    Its TCPStore looks each peer's address up in reverse; where DNS does not answer that costs 10–20 s in every process,
+    until a static flag stops it.  A store that talks to itself trips the flag, and forked ranks inherit it.
+    """
+    torch_distributed = sys.modules.get("torch.distributed")
+    if torch_distributed is None or not torch_distributed.is_available():
+        return
+    import datetime
+
+    try:
+        store = torch_distributed.TCPStore(
+            "127.0.0.1", 0, 1, True, datetime.timedelta(seconds=10), wait_for_workers=False
+        )  # fmt: skip
+        del store
+    except Exception as error:  # noqa: BLE001 -- without it the ranks are slower, not wrong
+        print(f"c10d could not be made ready: {error!r}", file=sys.stderr, flush=True)
+    deadline = time.monotonic() + 5
+    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < deadline:
+        time.sleep(0.002)
+    # The short patience that the agent set for these lookups is not for the ranks: read the resolver's settings anew.
+    os.environ.pop("RES_OPTIONS", None)
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).__res_init()
+
+
+def listen() -> socket.socket:
+    """A listening socket on a free port, for IPv4 and, where there is any, IPv6."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
+    return socket.create_server(("0.0.0.0", 0), backlog=4096)  # noqa: S104 -- the ranks of other nodes dial it
+
+
+def host_store(fd: int, ready: int | None = None) -> NoReturn:
+    """Serve c10d's key-value store on a listening socket until killed; writes a byte to ``ready`` when it does."""
+    import datetime
+
+    for sig in (*_FLAGGED, signal.SIGINT, signal.SIGHUP):
+        signal.signal(sig, signal.SIG_IGN)
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    sock = socket.socket(fileno=fd)
+    store = TCPStore(
+        "127.0.0.1", sock.getsockname()[1], None, True, datetime.timedelta(seconds=60),
+        wait_for_workers=False, use_libuv=True, master_listen_fd=sock.detach(),
+    )  # fmt: skip
+    if ready is not None:
+        os.write(ready, b"1")
+    while store is not None:
+        signal.pause()
+    raise AssertionError("unreachable")
+
+
+def _flag_signals(page: str) -> None:
+    """Let Slurm's warnings pass until the program installs handlers of its own (a Run does).
+
+    At a preemption Slurm sends TERM to every process of a step, long before the grace is over; whether this rank has to end
+    is the supervisor's decision.  So TERM ends a rank only once its page carries the order to stop.  Children of the rank
+    get the default back, by exec and by fork, so that ``terminate()`` works on them as ever.
+    """
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGTERM and _is_ordered_to_stop(page):
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def in_child() -> None:
+        for number in _FLAGGED:
+            if signal.getsignal(number) is on_signal:
+                signal.signal(number, signal.SIG_DFL)
+
+    for number in _FLAGGED:
+        signal.signal(number, on_signal)
+    os.register_at_fork(after_in_child=in_child)
+
+
+def _is_ordered_to_stop(page: str) -> bool:
+    try:
+        fd = os.open(page, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        with mmap.mmap(fd, 4096, prot=mmap.PROT_READ) as view:
+            return bool(struct.unpack_from("<q", view, _STOP_AT)[0])
+    except (OSError, ValueError):
+        return False
+    finally:
+        os.close(fd)
+
+
+def _become_rank(request: dict[str, Any], *, forked: bool) -> None:
+    """Turn this process into the rank: session, log, environment, signals."""
+    _flag_signals(request["page"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    if forked:
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDONLY)
+        out = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(null, 0)
+        os.dup2(out, 1)
+        os.dup2(out, 2)
+        os.close(null)
+        os.close(out)
+        if request["header"]:
+            os.write(1, request["header"].encode() + b"\n")
+    _prctl(15, os.path.basename(sys.executable).encode()[:15])
+
+
+def _run_rank(main_module: ModuleType, request: dict[str, Any], *, forked: bool) -> None:
+    try:
+        _become_rank(request, forked=forked)
+        if forked:
+            main_module.settle(request["env"], request["cwd"])
+        if request["imports"]:
+            sys.meta_path.insert(0, main_module.ImportLog(request["imports"]))
+        main_module.run(request["form"], request["target"], request["args"], request["argv"])
+    except SystemExit:
+        raise
+    except BaseException as error:
+        main_module.strip_frames(error, (__file__, main_module.__file__))
+        main_module.report_exception(
+            error, facts=request["facts"], page=request["page"], attempt=request["attempt"], rank=request["rank"]
+        )
+        main_module.show_exception(error)
+        raise
+
+
+def _serve() -> dict[str, Any]:
+    parent = int(sys.argv[2])
+    if os.getppid() == parent:  # otherwise a wrapper stands between us; then the end of the channel is the sign
+        _die_with(parent)
+    for sig in (*_FLAGGED, signal.SIGINT, signal.SIGHUP):
+        signal.signal(sig, signal.SIG_IGN)
+    _prctl(15, b"sr-launcher")
+    channel = socket.socket(fileno=os.dup(0))
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    return Launcher(channel).serve()
+
+
+def _read_request() -> dict[str, Any]:
+    raw = b""
+    while data := os.read(0, 1 << 16):
+        raw += data
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    request: dict[str, Any] = json.loads(raw)
+    return request
+
+
+if __name__ == "__main__":
+    if sys.path and sys.path[0] == _HERE:
+        del sys.path[0]  # the user's "import agent" must not find ours
+    if sys.argv[1] == "serve":
+        _run_rank(_load_main_module(), _serve(), forked=True)
+    elif sys.argv[1] == "rank":
+        _run_rank(_load_main_module(), _read_request(), forked=False)
+    elif sys.argv[1] == "store":
+        host_store(int(sys.argv[2]), int(sys.argv[3]))
