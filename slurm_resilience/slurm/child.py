@@ -41,11 +41,13 @@ class Finished:
         return f"`{' '.join(self.argv)}` ended with code {self.code} after {self.seconds:.1f} s and said: {said or 'nothing'}"
 
 
-def run(argv: Sequence[str], *, timeout_s: float, environment: Mapping[str, str] | None = None) -> Finished:
+def run(
+    argv: Sequence[str], *, timeout_s: float, environment: Mapping[str, str] | None = None, folder: str | None = None
+) -> Finished:
     """Run ``argv`` to its end, at most ``timeout_s`` seconds, shielded from the signals of a job's end.
 
     Raises :class:`CommandMissing` when there is no such command, :class:`CommandTimeout` when it had to be killed.
-    A code other than 0 is for the caller to judge.
+    A code other than 0 is for the caller to judge.  ``folder``: where it runs, for commands that leave files behind.
     """
     started = time.monotonic()
     env = {**(os.environ if environment is None else environment), **_SPEAK_PLAINLY}
@@ -57,6 +59,7 @@ def run(argv: Sequence[str], *, timeout_s: float, environment: Mapping[str, str]
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=env,
+            cwd=folder,
             start_new_session=True,
             encoding="utf-8",
             errors="replace",

@@ -6,7 +6,7 @@ what its name says or raises a :class:`SlurmError` kind from :mod:`failures`; it
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -75,7 +75,7 @@ class SlurmClient(Protocol):
         ...
 
     def hold(self, job_id: str) -> None:
-        """Keep a pending job from starting."""
+        """Keep a job from starting (again); a running one runs on.  Raises JobFinished for one that is over."""
         ...
 
     def release(self, job_id: str) -> None:
@@ -157,7 +157,13 @@ class CommandClient:
         return parse_config(self._scontrol("show", "config").out)
 
     def update(self, job_id: str, **fields: str) -> None:
-        self._scontrol("update", f"JobId={job_id}", *(f"{key}={value}" for key, value in fields.items()))
+        words = ("update", f"JobId={job_id}", *(f"{key}={value}" for key, value in fields.items()))
+        if "NodeList" not in fields:
+            self._scontrol(*words)
+            return
+        # Shrinking a job makes scontrol leave slurm_job_N_resize.sh and .csh in the current folder.  Source: update_job.c
+        with tempfile.TemporaryDirectory(prefix="slurm-resilience-") as folder:
+            self._scontrol(*words, folder=folder)
 
     def requeue(self, job_id: str) -> bool:
         return self._back_into_queue("requeue", job_id)
@@ -192,14 +198,16 @@ class CommandClient:
             return False
         raise _failed(answer, f"Slurm did not {verb} job {job_id}")
 
-    def _scontrol(self, *words: str, tolerate: str = "") -> child.Finished:
-        answer = self._run("scontrol", *words, check=False)
+    def _scontrol(self, *words: str, tolerate: str = "", folder: str | None = None) -> child.Finished:
+        answer = self._run("scontrol", *words, check=False, folder=folder)
         if answer.code == 0 or (tolerate and tolerate in answer.err + answer.out):
             return answer
         raise _failed(answer, f"Slurm refused `scontrol {' '.join(words)}`")
 
-    def _run(self, *argv: str, environment: Mapping[str, str] | None = None, check: bool = True) -> child.Finished:
-        answer = child.run(argv, timeout_s=self.timeout_s, environment=os.environ if environment is None else environment)
+    def _run(
+        self, *argv: str, environment: Mapping[str, str] | None = None, check: bool = True, folder: str | None = None
+    ) -> child.Finished:
+        answer = child.run(argv, timeout_s=self.timeout_s, environment=environment, folder=folder)
         if check and answer.code != 0:
             raise _failed(answer, f"`{argv[0]}` failed")
         return answer

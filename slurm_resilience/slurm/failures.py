@@ -25,6 +25,10 @@ class JobNotPending(SlurmError):
     """The change is only allowed while the job is pending, and it is not."""
 
 
+class JobFinished(SlurmError):
+    """The job is over, though its nodes may still be completing: cancelled, timed out, ended by itself."""
+
+
 class RequeueDisabled(SlurmError):
     """The job was submitted with --no-requeue, or the site has JobRequeue=0."""
 
@@ -41,6 +45,8 @@ class NotPermitted(SlurmError):
 _SENTENCES: tuple[tuple[str, type[SlurmError]], ...] = (
     ("Invalid job id specified", NoSuchJob),
     ("Job is no longer pending execution", JobNotPending),
+    ("Job has already finished", JobFinished),
+    ("Job/step already completing or completed", JobFinished),
     ("Requested operation is presently disabled", RequeueDisabled),
     ("Invalid node name specified", NoSuchNode),
     ("Access/permission denied", NotPermitted),
