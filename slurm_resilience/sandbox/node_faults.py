@@ -1,0 +1,260 @@
+"""Faults of whole nodes: power, cable, freezing, draining, slurmd, Prolog and Epilog."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from slurm_resilience.errors import SandboxError
+from slurm_resilience.sandbox import command_faults, freezer, lifecycle, network, node, packages, processes
+from slurm_resilience.sandbox.processes import Process
+from slurm_resilience.sandbox.state import HostState, State, locked
+
+if TYPE_CHECKING:
+    from slurm_resilience.sandbox.cluster import Sandbox
+
+_NODE_BACK_WITHIN_S = 60.0
+
+
+@contextmanager
+def changing(sandbox: Sandbox) -> Iterator[State]:
+    """The sandbox's state, under its lock, saved afterwards, also when the fault failed half-way."""
+    with locked(sandbox.layout):
+        state = lifecycle.existing(sandbox.layout)
+        try:
+            yield state
+        finally:
+            state.save(sandbox.layout)
+
+
+def _on(state: State, name: str) -> HostState:
+    host = state.hosts[name]
+    if not host.alive():
+        raise SandboxError(
+            f"{name} is off", evidence=f"its init (process {host.pid}) is not there",
+            remedy=f"slurm-resilience sandbox fault power-on {name}",
+        )  # fmt: skip
+    return host
+
+
+def power_off(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict[str, Any]:
+    """First the cable, so that the kernel's FINs and RSTs get nowhere, then everything on the node at once."""
+    with changing(sandbox) as state:
+        hosts = [_on(state, name) for name in names]
+        for host in hosts:
+            network.set_link(sandbox.layout, host.name, up=False)
+        off_at = time.time()
+        processes.kill_and_wait([host.init for host in hosts])
+        for host in hosts:
+            host.power, host.frozen, host.cut = False, False, False
+    return {"off_at": off_at}
+
+
+def power_on(sandbox: Sandbox, names: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    """The node boots; back when its slurmd has spoken to slurmctld.  Jobs that Slurm still sees there meet their fate."""
+    same_boot = bool(options["same_boot"])
+    with changing(sandbox) as state:
+        for name in names:
+            old = state.hosts[name]
+            if old.alive():
+                raise SandboxError(f"{name} is on already", evidence=f"its init is process {old.pid}")
+            if not same_boot and old.clock_offset_s is None:
+                raise SandboxError(
+                    f"{name} cannot have a new boot time", evidence="this kernel has no time namespaces (Linux 5.6)",
+                    remedy="use --same-boot",
+                )  # fmt: skip
+            state.hosts[name] = node.boot(
+                sandbox.layout, name, private_tmp=state.cluster.private_tmp, like=old if same_boot else None
+            )
+            command_faults.apply_to(sandbox.layout, state, state.hosts[name])
+            network.set_link(sandbox.layout, name, up=True)
+        on_at = time.time()
+    for name in names:
+        sandbox.wait_for(lambda name=name: _in_touch(sandbox, name, on_at), _NODE_BACK_WITHIN_S,  # type: ignore[misc]
+                         what=f"The registration of {name} with slurmctld")  # fmt: skip
+    return {"on_at": on_at, "slurm": [sandbox.node_state(name) for name in names]}
+
+
+def _in_touch(sandbox: Sandbox, name: str, since: float) -> bool:
+    """Has slurmctld heard from the slurmd that started at ``since``?  It says so by SlurmdStartTime."""
+    from slurm_resilience.sandbox.cluster import fields
+
+    shown = fields(sandbox.slurm(["scontrol", "-o", "show", "node", name]).stdout)
+    started = shown.get("SlurmdStartTime", "None")
+    if started in ("None", "Unknown"):
+        return False
+    return time.mktime(time.strptime(started, "%Y-%m-%dT%H:%M:%S")) >= int(since) - 1 and "*" not in shown.get("State", "*")
+
+
+def cut(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict[str, Any]:
+    """No packet passes any more; everything on the node goes on."""
+    with changing(sandbox) as state:
+        for name in names:
+            host = _on(state, name)
+            if host.cut:
+                raise SandboxError(f"{name} is cut off already", remedy=f"slurm-resilience sandbox fault heal {name}")
+            network.set_link(sandbox.layout, name, up=False)
+            host.cut = True
+    return {}
+
+
+def heal(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict[str, Any]:
+    """Packets pass again."""
+    with changing(sandbox) as state:
+        for name in names:
+            host = _on(state, name)
+            network.set_link(sandbox.layout, name, up=True)
+            host.cut = False
+    return {}
+
+
+def freeze(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict[str, Any]:
+    """Nothing on the node runs; its kernel still answers at TCP level, as a hung machine's does."""
+    with changing(sandbox) as state:
+        for name in names:
+            host = _on(state, name)
+            if host.frozen:
+                raise SandboxError(f"{name} is frozen already", remedy=f"slurm-resilience sandbox fault thaw {name}")
+            host.stopped_before = freezer.freeze(host.pid, host.cgroup)
+            host.frozen = True
+    return {}
+
+
+def thaw(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict[str, Any]:
+    """The node goes on where it was."""
+    with changing(sandbox) as state:
+        for name in names:
+            host = _on(state, name)
+            if not host.frozen:
+                raise SandboxError(f"{name} is not frozen")
+            _thaw(host)
+    return {}
+
+
+def _thaw(host: HostState) -> None:
+    freezer.thaw(host.pid, host.cgroup, host.stopped_before)
+    host.frozen, host.stopped_before = False, []
+
+
+def drain(sandbox: Sandbox, names: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    """The nodes take no new job."""
+    sandbox.slurm(["scontrol", "update", f"NodeName={','.join(names)}", "State=DRAIN", f"Reason={options['reason']}"])
+    for name in names:
+        sandbox.wait_for(lambda name=name: "DRAIN" in sandbox.node_state(name), 10, what=f"The drain of {name}")  # type: ignore[misc]
+    return {}
+
+
+def resume(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict[str, Any]:
+    """The nodes take jobs again."""
+    for name in names:
+        _resume(sandbox, name)
+    return {}
+
+
+def _resume(sandbox: Sandbox, name: str) -> None:
+    if not _in_service(sandbox, name):
+        sandbox.slurm(["scontrol", "update", f"NodeName={name}", "State=RESUME"])
+    sandbox.wait_for(lambda: _in_service(sandbox, name), _NODE_BACK_WITHIN_S, what=f"The return of {name} to service")
+
+
+def _in_service(sandbox: Sandbox, name: str) -> bool:
+    word = sandbox.node_state(name)
+    return not any(bad in word for bad in ("DRAIN", "DOWN", "FAIL", "*", "UNKNOWN"))
+
+
+def _slurmds(host: HostState) -> list[Process]:
+    """The slurmd of a node: its daemon, not the slurmstepd of a job."""
+    return [Process.of(pid) for pid in processes.in_namespace_of(host.pid) if processes.name(pid) == "slurmd"]
+
+
+def kill_slurmd(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict[str, Any]:
+    """slurmd is gone; the processes of its jobs are not."""
+    killed = []
+    with changing(sandbox) as state:
+        for name in names:
+            victims = _slurmds(_on(state, name))
+            if not victims:
+                raise SandboxError(f"No slurmd runs on {name}")
+            processes.kill_and_wait(victims)
+            killed += [victim.pid for victim in victims]
+    return {"pids": killed}
+
+
+def restart_slurmd(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict[str, Any]:
+    """slurmd runs, and slurmctld has heard from it."""
+    with changing(sandbox) as state:
+        for name in names:
+            host = _on(state, name)
+            if _slurmds(host):
+                raise SandboxError(f"slurmd runs on {name} already")
+            _start_slurmd(sandbox, host)
+        since = time.time()
+    for name in names:
+        sandbox.wait_for(lambda name=name: _in_touch(sandbox, name, since), _NODE_BACK_WITHIN_S,  # type: ignore[misc]
+                         what=f"The registration of {name} with slurmctld")  # fmt: skip
+    return {}
+
+
+def _start_slurmd(sandbox: Sandbox, host: HostState) -> None:
+    argv = [packages.path_of("slurmd"), "-D", "-N", host.name, "-f", str(sandbox.layout.slurm_conf)]
+    node.start_daemon(sandbox.layout, host, argv, log=f"host.{host.name}")
+
+
+def fail_prolog(sandbox: Sandbox, names: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    """The next Prolog on each node fails, and each after it, until --off."""
+    return _fail_hook(sandbox, "prolog", names, bool(options["off"]))
+
+
+def fail_epilog(sandbox: Sandbox, names: list[str], options: dict[str, Any]) -> dict[str, Any]:
+    """The next Epilog on each node fails, and each after it, until --off."""
+    return _fail_hook(sandbox, "epilog", names, bool(options["off"]))
+
+
+def _fail_hook(sandbox: Sandbox, kind: str, names: list[str], off: bool) -> dict[str, Any]:
+    setting = kind.capitalize()
+    if setting in sandbox.state().cluster.settings:
+        raise SandboxError(
+            f"{setting} was replaced with --set, so fail-{kind} reaches nothing",
+            evidence=f"{setting}={sandbox.state().cluster.settings[setting]}",
+            remedy=f"put your script into {sandbox.layout.hooks}/{kind}.d instead",
+        )
+    for name in names:
+        flag = sandbox.layout.flags / f"fail-{kind}.{name}"
+        if off:
+            flag.unlink(missing_ok=True)
+            flag.with_name(flag.name + ".fired").unlink(missing_ok=True)
+        else:
+            flag.touch()
+    return {"off": off} if off else {}
+
+
+def heal_all(sandbox: Sandbox) -> None:
+    """Every node is on, plugged in, running, free of jobs and in service; no Prolog or Epilog fails."""
+    for flag in sandbox.layout.flags.iterdir():
+        flag.unlink()
+    with changing(sandbox) as state:
+        for name in state.cluster.names:
+            host = state.hosts[name]
+            if not host.alive():
+                state.hosts[name] = host = node.boot(sandbox.layout, name, private_tmp=state.cluster.private_tmp)
+            elif host.frozen:
+                _thaw(host)
+            network.set_link(sandbox.layout, name, up=True)
+            host.cut = False
+            if not _slurmds(host):
+                _start_slurmd(sandbox, host)
+    for name in sandbox.nodes:
+        sandbox.wait_for(lambda name=name: _returned(sandbox, name), _NODE_BACK_WITHIN_S * 2,  # type: ignore[misc]
+                         what=f"The return of {name} to service")  # fmt: skip
+
+
+def _returned(sandbox: Sandbox, name: str) -> bool:
+    """Idle and in service; a node that is down or drained is resumed as soon as slurmctld allows it."""
+    word = sandbox.node_state(name)
+    if word == "IDLE":
+        return True
+    if "DRAIN" in word or "DOWN" in word or "FAIL" in word:
+        sandbox.slurm(["scontrol", "update", f"NodeName={name}", "State=RESUME"], check=False)
+    return False
