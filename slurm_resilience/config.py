@@ -7,6 +7,7 @@ over an explicit argument.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -63,6 +64,39 @@ class BudgetConfig(_Section):
     oom: int = Field(default=2, ge=0)
 
 
+_CONSTRAINT = re.compile(r"(?:any|in|out|(?:<=|>=|/)?[1-9]\d*)(?:,(?:any|in|out|(?:<=|>=|/)?[1-9]\d*))*")
+
+
+class MeshConfig(_Section):
+    """What each axis of the device mesh may be; everything is data parallel where nothing is said.
+
+    A number fixes the axis; texts are ``<=8``, ``>=2``, ``/32`` (divides 32), ``in`` and ``out`` (of a node), joined by commas.
+    """
+
+    pp: int | str | None = Field(default=None, description="pipeline stages")
+    dp_replicate: int | str | None = Field(default=None, description="replicas of the sharded model (HSDP, DDP)")
+    dp_shard: int | str | None = Field(default=None, description="ranks over which parameters are sharded (FSDP)")
+    cp: int | str | None = Field(default=None, description="context parallel")
+    tp: int | str | None = Field(default=None, description="tensor parallel; stays inside a node unless 'out'")
+    ep: int | str | None = Field(default=None, description="expert parallel; divides dp_shard x cp")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _constraint(cls, value: Any) -> Any:
+        if isinstance(value, str) and value.strip().isdecimal():
+            value = int(value)
+        if isinstance(value, str) and not _CONSTRAINT.fullmatch(value.replace(" ", "")):
+            raise ValueError(f"{value!r} is no constraint of a mesh axis: use 4, any, <=8, >=2, /32, in, out, with commas")
+        if isinstance(value, int) and value < 1:
+            raise ValueError(f"{value} is no degree of a mesh axis: 1 switches an axis off")
+        return value
+
+    @property
+    def model_ranks(self) -> int:
+        """Ranks that are sure to share their samples: the product of pp, cp and tp where they are fixed."""
+        return math.prod(axis for axis in (self.pp, self.cp, self.tp) if isinstance(axis, int))
+
+
 class ResilienceConfig(_Section):
     """Everything that decides how a run is kept alive.  Frozen into RUN_DIR/run.json at submission."""
 
@@ -75,6 +109,7 @@ class ResilienceConfig(_Section):
     spares: int = Field(default=0, ge=0, description="nodes kept idle and warm")
     requeue: bool = Field(default=True, description="ask Slurm for a new allocation when this one ends early")
     seed: int = Field(default=0, description="seed of the sample order and of RNGs on a changed world")
+    mesh: MeshConfig = MeshConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     limits: LimitsConfig = LimitsConfig()
     budgets: BudgetConfig = BudgetConfig()
@@ -103,7 +138,7 @@ class ResilienceConfig(_Section):
         if low > high:
             raise ValueError(f"nodes={self.nodes}: the minimum is above the maximum; did you mean ({high}, {low})?")
         if self.global_batch is not None:
-            most = high * self.ranks_per_node
+            most = max(1, high * self.ranks_per_node // self.mesh.model_ranks)
             if self.global_batch < most:
                 raise ValueError(
                     f"global_batch={self.global_batch} cannot be divided over {most} ranks "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import re
 import sys
 from collections.abc import Sequence
 
@@ -16,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "submit": ("slurm_resilience.cli.submit", "submit a training command to Slurm, resilient"),
     "events": ("slurm_resilience.cli.events", "the facts and incidents of a run"),
     "checkpoints": ("slurm_resilience.cli.checkpoints", "list, check, repair and pin checkpoints"),
+    "plan": ("slurm_resilience.cli.plan", "meshes, checkpoint intervals and effective training time, before you submit"),
     "sandbox": ("slurm_resilience.cli.sandbox", "a real Slurm cluster on this machine, with faults on demand"),
 }
 
@@ -30,6 +32,10 @@ class _Parser(argparse.ArgumentParser):
             options = [o for action in self._actions for o in action.option_strings]
             if word.startswith("-") and options:
                 message = f"unknown option {word!r}: {nearest(word.split('=')[0], options)}"
+        choice = re.fullmatch(r"argument (.+): invalid choice: '(.+)' \(choose from (.+)\)", message)
+        if choice:
+            words = [option.strip(" '") for option in choice.group(3).split(",")]
+            message = f"unknown {choice.group(1)} {choice.group(2)!r}: {nearest(choice.group(2), words)}"
         self.exit(ExitCode.USAGE, f"{self.prog}: {message}\nSee '{self.prog} --help'.\n")
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None) -> argparse.Namespace:  # type: ignore[override]

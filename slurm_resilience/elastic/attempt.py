@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from slurm_resilience.elastic.allocation import Node, allocate
-from slurm_resilience.elastic.axes import MeshConstraints
-from slurm_resilience.elastic.batch import plan_batch
-from slurm_resilience.elastic.mesh import plan_mesh
+from slurm_resilience.elastic.allocation import Allocation, Node, allocate
+from slurm_resilience.elastic.axes import AXES, MeshConstraints
+from slurm_resilience.elastic.batch import Deal, plan_batch
+from slurm_resilience.elastic.mesh import MeshPlan, plan_mesh
+from slurm_resilience.elastic.scaling import Rule, scale_batch
 
 
 class AttemptConfig(Protocol):
@@ -20,57 +21,85 @@ class AttemptConfig(Protocol):
     def global_batch(self) -> int | None: ...
     @property
     def micro_batch(self) -> int | None: ...
+    @property
+    def mesh(self) -> Any: ...
 
 
 def plan_attempt(
-    nodes: Sequence[str] | Mapping[str, int],
+    nodes: Sequence[str] | Sequence[Node] | Mapping[str, int],
     ranks_per_node: int,
     config: AttemptConfig,
     *,
     constraints: MeshConstraints | None = None,
     previous: Mapping[str, int] | None = None,
+    deal: Deal = "even",
+    scale: Rule | None = None,
 ) -> dict[str, Any]:
     """The plan of one attempt, as plain values that go to every rank.
 
-    ``nodes`` are names in rank order, or names with the slots of each where they differ.  Nodes over the configured
-    maximum, and GPUs that no mesh can use, are spares.  Keys of the result: ``ranks``; ``nodes``, those used, in rank
-    order; ``ranks_per_node``, of each of them; ``mesh``; ``global_batch``, ``micro_batch``, ``accumulation``,
-    ``samples_per_dp_rank`` (None, None, 1 and None without a global batch); ``spares``, a number of GPUs; ``spare_gpus``, by
-    node; ``reason``.  Raises :class:`ConfigError` with the smallest change that would help.
+    ``nodes`` are names in rank order, names with the slots of each, or :class:`Node` values with states and marks.  Nodes
+    over the configured maximum, and GPUs that no mesh can use, are spares.  Constraints are ``config.mesh`` unless given.  With
+    ``scale`` the accumulation of the largest allocation is kept instead of the batch.  Keys of the result:
+
+    ``ranks`` · ``nodes``, those used, in rank order · ``ranks_per_node``, of each of them · ``mesh`` · ``global_batch``,
+    ``micro_batch``, ``accumulation``, ``samples_per_dp_rank`` (None, None, 1, None without a global batch) · ``lr_factor``
+    (1.0 without ``scale``) · ``spares``, a number of GPUs · ``spare_gpus``, by node · ``left_out``, why, by node · ``reason``
+
+    Raises :class:`ConfigError` with the smallest change that would help.
     """
-    slots = dict(nodes) if isinstance(nodes, Mapping) else dict.fromkeys(nodes, ranks_per_node)
     low, high = config.nodes
-    allocation = allocate([Node(name, count) for name, count in slots.items()], minimum=low, maximum=high)
-    mesh = plan_mesh(gpus_per_node=allocation.slots, constraints=constraints, max_dp=config.global_batch, previous=previous)
+    known = _nodes(nodes, ranks_per_node)
+    allocation = allocate(known, minimum=low, maximum=high)
+    rules = constraints or constraints_of(config.mesh)
+    mesh = plan_mesh(gpus_per_node=allocation.slots, constraints=rules, max_dp=config.global_batch, previous=previous)
+    return {**_placement(allocation, mesh), **_batch(config, known, mesh, deal, scale)}
+
+
+def constraints_of(mesh: Any) -> MeshConstraints:
+    """The constraints in a configuration's mesh section."""
+    return MeshConstraints.of(**{name: getattr(mesh, name) for name in AXES})
+
+
+def _nodes(nodes: Sequence[str] | Sequence[Node] | Mapping[str, int], ranks_per_node: int) -> list[Node]:
+    if isinstance(nodes, Mapping):
+        return [Node(name, count) for name, count in nodes.items()]
+    return [Node(node, ranks_per_node) if isinstance(node, str) else node for node in nodes]
+
+
+def _placement(allocation: Allocation, mesh: MeshPlan) -> dict[str, Any]:
     used = {node.name: count for node, count in zip(allocation.nodes, mesh.used_per_node, strict=True) if count}
     spare = {node.name: count for node, count in zip(allocation.nodes, mesh.spares_per_node, strict=True) if count}
-    spare.update((node.name, node.slots) for node in allocation.spare_nodes)
-    plan: dict[str, Any] = {
+    spare.update((node.name, node.slots or 0) for node in allocation.spare_nodes)
+    partly = [f"{used[name]} used and {count} spare on {name}" for name, count in spare.items() if name in used]
+    return {
         "ranks": mesh.used,
         "nodes": list(used),
         "ranks_per_node": list(used.values()),
         "mesh": dict(mesh.axes),
-        "global_batch": None,
-        "micro_batch": None,
-        "accumulation": 1,
-        "samples_per_dp_rank": None,
         "spares": sum(spare.values()),
         "spare_gpus": spare,
-        "reason": mesh.reason,
+        "left_out": dict(allocation.left_out),
+        "reason": "; ".join([mesh.reason, *partly]),
     }
-    if config.global_batch is not None:
-        micro = config.micro_batch or -(
-            -config.global_batch // _largest_dp(high, slots, mesh.used // mesh.dp_ranks, config.global_batch)
-        )
-        batch = plan_batch(config.global_batch, micro, mesh.dp_ranks)
-        plan["global_batch"], plan["micro_batch"] = config.global_batch, micro
-        plan["accumulation"], plan["samples_per_dp_rank"] = batch.accumulation, list(batch.samples_per_rank)
-    return plan
 
 
-def _largest_dp(nodes: int, slots: Mapping[str, int], model: int, global_batch: int) -> int:
-    """Data-parallel ranks of the largest allocation, where a micro-batch nobody chose is the whole share of a rank.
-
-    Taking it from there keeps the micro-batch, and so the memory it needs, when the allocation shrinks.
-    """
-    return max(1, min(global_batch, nodes * max(slots.values()) // model))
+def _batch(config: AttemptConfig, nodes: Sequence[Node], mesh: MeshPlan, deal: Deal, scale: Rule | None) -> dict[str, Any]:
+    if config.global_batch is None:
+        return {"global_batch": None, "micro_batch": None, "accumulation": 1, "samples_per_dp_rank": None, "lr_factor": 1.0}
+    # The largest allocation is the reference: a micro-batch that nobody chose is a rank's whole share there, so that it, and
+    # the memory it needs, stay the same when the allocation shrinks.
+    largest = config.nodes[1] * max(node.slots or 0 for node in nodes)
+    reference = max(mesh.dp_ranks, min(config.global_batch, largest // (mesh.used // mesh.dp_ranks)))
+    micro = config.micro_batch or -(-config.global_batch // reference)
+    total, lr_factor = config.global_batch, 1.0
+    if scale is not None:
+        scaled = scale_batch(total, reference, mesh.dp_ranks, scale)
+        total, lr_factor = scaled.global_batch, scaled.lr_factor
+    batch = plan_batch(total, micro, mesh.dp_ranks, deal=deal)
+    return {
+        "global_batch": total,
+        "micro_batch": micro,
+        "accumulation": batch.accumulation,
+        "samples_per_dp_rank": list(batch.samples_per_rank),
+        "lr_factor": lr_factor,
+    }

@@ -117,7 +117,7 @@ class MeshFitter:
         best: tuple[tuple[int, ...], Shape, int] | None = None
         for shape in self._shapes:
             degree = shape.fill(sizes, self._max_dp)
-            if degree is None:
+            if degree is None or (best is not None and shape.product * degree < best[0][0]):
                 continue
             key = self._worth(shape, degree)
             if best is None or key > best[0]:

@@ -1,0 +1,66 @@
+"""``slurm-resilience plan mesh`` as others script against it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slurm_resilience.cli import main
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["plan", "mesh", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_json_has_the_documented_names(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--nodes", "6", "--gpus-per-node", "8", "--tp", "4", "--global-batch", "2048", "--micro-batch", "4", "--json"]
+    document = json.loads(run(capsys, *words))
+    assert document["mesh"] == {"pp": 1, "dp_replicate": 1, "dp_shard": 12, "cp": 1, "tp": 4, "ep": 1}
+    assert (document["ranks"], document["accumulation"], document["spares"]) == (48, 43, 0)
+    assert document["samples_per_dp_rank"] == [171] * 8 + [170] * 4
+    assert [smaller["ranks"] for smaller in document["smaller"]] == [40, 32, 24, 16, 8]
+    assert all(sum(smaller["samples_per_dp_rank"]) == 2048 for smaller in document["smaller"])
+
+
+def test_47_gpus(capsys: pytest.CaptureFixture[str]) -> None:
+    document = json.loads(run(capsys, "--nodes", "6", "--gpus-per-node", "8(x5),7", "--tp", "4", "--json"))
+    assert (document["ranks"], document["spares"]) == (44, 3)
+    assert "accumulation" not in document
+
+
+def test_the_table_has_a_line_for_each_allocation(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = run(capsys, "--nodes", "4", "--gpus-per-node", "8", "--tp", "8", "--pp", "2", "--global-batch", "64").splitlines()
+    assert [line.split()[0] for line in lines] == ["nodes", "4", "3", "2", "No"]
+    assert "pp 2 x dp_shard 2 x tp 8" in lines[1]
+    assert "32 (x2, 32/64)" in lines[1]
+    assert lines[-1] == "No mesh fits on fewer than 2 nodes."
+
+
+def test_the_learning_rate_is_scaled_only_on_request(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--nodes", "4", "--global-batch", "64", "--micro-batch", "8"]
+    assert "learning rate" not in run(capsys, *words)
+    assert "learning rate x 0.5" in run(capsys, *words, "--keep-accumulation", "linear")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--nodes", "1", "--gpus-per-node", "2", "--tp", "4"], 78, "tp 2 instead of 4"),
+        (["--nodes", "2", "--gpus-per-node", "8,8,8"], 78, "describes 3 nodes"),
+        (["--nodes", "2", "--global-batch", "4", "--keep-accumulation", "lin"], 64, "invalid choice"),
+        (["--nodes", "2", "--tpp", "4"], 64, "did you mean '--tp'"),
+        (["--nodes", "0"], 64, "not at least 1"),
+        (["--nodes", "2", "--tp", "x"], 78, "cannot read 'x'"),
+    ],
+)
+def test_bad_input_is_refused_with_what_to_do(
+    words: list[str], code: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        got = main(["plan", "mesh", *words])
+    except SystemExit as end:
+        got = int(end.code or 0)
+    assert got == code
+    assert said in capsys.readouterr().err
