@@ -1,0 +1,142 @@
+"""To whom does a rank report, and who tells it what to do: its agent, or, without one, nobody but its own folder.
+
+Without an agent (plain ``python train.py``, plain torchrun) rank 0 writes the facts into the run's event file itself, so that
+the same commands can read the run; orders then come from signals.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from slurm_resilience._atomic import read_json, write_atomic, write_json_atomic
+from slurm_resilience.errors import FormatError
+from slurm_resilience.observe.events import EventWriter
+from slurm_resilience.progress.contract import RankContract
+from slurm_resilience.progress.facts import MAX_BYTES, FactSender
+from slurm_resilience.progress.page import Orders, PageWriter, Phase
+
+NO_ORDERS = Orders(stop=False, save=0, deadline=None, cause="")
+
+
+class Link(Protocol):
+    """The rank's ties to whoever looks after it."""
+
+    def beat(self, step: int) -> None:
+        """Alive, with so many completed steps."""
+        ...
+
+    def enter(self, phase: Phase) -> Phase:
+        """Busy with something else from now on; returns with what before."""
+        ...
+
+    def orders(self) -> Orders:
+        """What is asked for now."""
+        ...
+
+    def send(self, kind: str, **fields: Any) -> bool:
+        """One fact.  False when nobody heard it."""
+        ...
+
+    def done(self) -> None:
+        """The process will end on purpose."""
+        ...
+
+
+class AgentLink:
+    """A page in shared memory and a datagram socket."""
+
+    def __init__(self, contract: RankContract, rank: int) -> None:
+        self._page = PageWriter(contract.page)
+        self._facts = FactSender(contract.facts, attempt=contract.attempt, rank=rank)
+        self.beat = self._page.beat
+        self.enter = self._page.enter
+        self.orders = self._page.orders
+        self.done = self._page.done
+
+    def send(self, kind: str, **fields: Any) -> bool:
+        try:
+            return self._facts.send(kind, **fields)
+        except ValueError:
+            return self._facts.send(kind, **_shortened(fields))
+
+
+class LocalLink:
+    """Events of rank 0 in the run's folder; the facts of the other ranks are heard by nobody, and said to be so."""
+
+    def __init__(self) -> None:
+        self._phase = Phase.INIT
+        self._events: EventWriter | None = None
+
+    def open(self, run_dir: Path, *, attempt: int, world: int) -> None:
+        """Begin the record of this attempt.  Only rank 0 calls it."""
+        self._events = EventWriter(run_dir, restart=0)
+        self._events.attempt = attempt
+        self._events.write("attempt_started", nodes=[socket.gethostname()], world=world, plan={}, agent=False)
+
+    def beat(self, step: int) -> None:
+        pass
+
+    def enter(self, phase: Phase) -> Phase:
+        before, self._phase = self._phase, phase
+        return before
+
+    def orders(self) -> Orders:
+        return NO_ORDERS
+
+    def send(self, kind: str, **fields: Any) -> bool:
+        if self._events is None:
+            return False
+        self._events.write(kind, rank=0, **fields)
+        if kind == "finished":
+            self._events.write("run_completed", step=fields.get("step"))
+        return True
+
+    def done(self) -> None:
+        pass
+
+
+def _shortened(fields: dict[str, Any]) -> dict[str, Any]:
+    most = MAX_BYTES // (4 * max(1, len(fields)))
+    return {name: value[-most:] if isinstance(value, str) else value for name, value in fields.items()}
+
+
+def claim_attempt(run_dir: Path) -> int:
+    """The next attempt number of a run without a supervisor, taken under a lock and durable before it returns.
+
+    Raises :class:`FormatError` when the number of the last one cannot be read.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    path = run_dir / "attempt"
+    fd = os.open(run_dir / ".attempt.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        try:
+            number = int(path.read_text(encoding="ascii")) + 1 if path.exists() else 1
+        except ValueError as error:
+            raise FormatError(
+                f"{path} does not hold an attempt number",
+                evidence=str(error),
+                remedy="write a number above that of every attempt of this run into it",
+            ) from error
+        write_atomic(path, f"{number}\n")
+        return number
+    finally:
+        os.close(fd)
+
+
+def describe_run(run_dir: Path, settings: dict[str, Any]) -> str:
+    """Write ``run.json`` for a run without a supervisor, unless there is one, and return the run's id."""
+    path = run_dir / "run.json"
+    present = read_json(path)
+    if isinstance(present, dict) and present.get("run_id"):
+        return str(present["run_id"])
+    run_id = f"local-{os.urandom(4).hex()}"
+    config = {name: value for name, value in settings.items() if value is not None}
+    write_json_atomic(path, {"v": 1, "run_id": run_id, "created": time.time(), "argv": sys.argv, "config": config})
+    return run_id

@@ -1,0 +1,235 @@
+"""From nothing to a trusted state: which checkpoint, in what order, and what happens when one is not as it should be.
+
+The order, in one place: everything is constructed → rank 0 chooses an entry, all ranks prove that they see the same one → it
+is marked as attempted → tensors are loaded → models → optimizers → schedulers → scaler and others (``Registry.restore`` says
+why) → counters → place in the data → checks → random generators, last, because everything before may draw from them.  Every
+stage ends in a vote, so that one rank's failure is everybody's within seconds and nobody waits in the next collective.
+
+Who is to blame decides what follows.  Bytes that are not those that were saved, or a check that fails, condemn the
+entry: quarantine, next older one, everything loaded anew.  Another model or other data condemn nothing: an error for the
+user.  An object that refuses its state could be either; the entry is condemned only once an older one was accepted.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from slurm_resilience.checkpoint import dcp
+from slurm_resilience.checkpoint.entry import Entry
+from slurm_resilience.checkpoint.errors import CorruptCheckpoint
+from slurm_resilience.checkpoint.store import CheckpointStore
+from slurm_resilience.errors import CheckpointError, FormatError, NoValidCheckpoint, ResilienceError
+from slurm_resilience.training import rng
+from slurm_resilience.training.data import Batches
+from slurm_resilience.training.layout import Layout
+from slurm_resilience.training.link import Link
+from slurm_resilience.training.probe import Probe
+from slurm_resilience.training.saving import FORMAT_VERSION
+from slurm_resilience.training.state import Registry
+from slurm_resilience.training.verify import CHECKS, Check, CheckFn, Restored, Verdict
+from slurm_resilience.training.world import World
+
+MOST_TRIES = 8
+
+log = logging.getLogger(__name__)
+
+
+class RestoreFailed(CheckpointError):
+    """An object did not take the state that was kept for it, although the bytes are as they were saved."""
+
+
+class CheckFailed(CheckpointError):
+    """The restored run is not the run that was saved."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """How a run came back: its step, from which entry, how long it took, and whether random numbers repeat exactly."""
+
+    step: int
+    entry: Entry
+    seconds: float
+    rng: str
+    data: dict[str, Any]
+    checks: list[Check]
+    rejected: list[tuple[Entry, str]] = field(default_factory=list)
+
+
+class Resumer:
+    """Restores one run's objects from one store."""
+
+    def __init__(self, *, world: World, registry: Registry, link: Link, store: CheckpointStore, seed: int, by: str) -> None:
+        self._world = world
+        self._team = world.team
+        self._registry = registry
+        self._link = link
+        self._store = store
+        self._seed = seed
+        self._by = by
+        self.batches: dict[str, Batches] = {}
+        self.probe: Probe | None = None
+        self.extra_checks: tuple[CheckFn, ...] = ()
+
+    def resume(self) -> Resumed | None:
+        """Restore from the newest entry that can be trusted; None when there is none at all.  All ranks must come.
+
+        Raises :class:`NoValidCheckpoint` when there are entries and none can be trusted, MismatchedCheckpoint or ConfigError
+        when they are about another model, other data or another batch.
+        """
+        began = time.monotonic()
+        rejected: list[tuple[Entry, str]] = []
+        doubtful: list[tuple[Entry, RestoreFailed]] = []
+        candidates: Iterator[Entry] = self._store.candidates() if self._team.leads else iter(())
+        for _ in range(MOST_TRIES):
+            entry = self._team.funnel("choosing a checkpoint", lambda: None, lambda _: next(candidates, None))
+            if entry is None:
+                break
+            try:
+                saved, checks, how = self._try(entry)
+            except (CorruptCheckpoint, CheckFailed) as error:
+                rejected.append((entry, error.what))
+                self._quarantine(entry, error.what)
+                continue
+            except RestoreFailed as error:
+                log.error("checkpoint %s could not be put back: %s", entry.name, error)
+                doubtful.append((entry, error))
+                continue
+            for other, refusal in doubtful:
+                rejected.append((other, refusal.what))
+                self._quarantine(other, f"{refusal.what}, while the older {entry.name} was put back")
+            self._lead("accepting the checkpoint", lambda e=entry: self._store.mark_verified(e, self._by))
+            seconds = time.monotonic() - began
+            return Resumed(entry.step, entry, seconds, how, saved["data"], checks, rejected)
+        if doubtful:
+            raise doubtful[0][1]
+        if rejected:
+            raise NoValidCheckpoint(
+                f"None of the {len(rejected)} checkpoints in {self._store.root} can be trusted, so the run does not go on",
+                evidence="; ".join(f"{entry.name}: {reason}" for entry, reason in rejected[:4]),
+                remedy="slurm-resilience checkpoints release, if this is a false alarm; otherwise start a new run folder",
+            )
+        return None
+
+    def _try(self, entry: Entry) -> tuple[dict[str, Any], list[Check], str]:
+        """Everything from one entry.  What it raises says who is to blame."""
+        began = time.monotonic()
+        registry, team = self._registry, self._team
+
+        def prepare() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+            # Every rank reads the manifest whose digest rank 0 has chosen: so all see the same one, or say that they do not.
+            manifest = self._store.manifest(entry)
+            saved = _own_part(manifest.extra, entry)
+            layout = Layout(manifest.tensors)
+            room = registry.template(saved, layout)
+            for key in layout.under("probe/"):
+                room[key] = torch.zeros(layout.shape(key), dtype=layout.dtype(key))
+            return saved, room
+
+        saved, room = team.agree("comparing the checkpoint with the model", prepare)
+        self._lead("marking the checkpoint as attempted", lambda: self._store.mark_attempted(entry))
+        loaded = dcp.load(self._store, entry, room, process_group=self._world.checkpoint)
+        self._measured("load", began)
+        began = time.monotonic()
+
+        def restore() -> None:
+            try:
+                registry.restore(saved, room)
+            except (ResilienceError, MemoryError):
+                raise
+            except Exception as error:
+                raise RestoreFailed(
+                    f"An object refused its state from {entry.name}: {type(error).__name__}: {error}",
+                    evidence="the bytes are those that were saved",
+                    remedy="look at what changed in the classes of the registered objects since then",
+                ) from error
+            for name, batches in self.batches.items():
+                place(batches, name, entry.step, saved["data"])
+
+        team.agree(f"putting {entry.name} back", restore)
+        self._measured("restore", began)
+        began = time.monotonic()
+        probe_batch = tuple(room[key].to(_device(registry)) for key in sorted(room, key=_number) if key.startswith("probe/"))
+        restored = Restored(registry, saved, entry.step, entry.world, self._world.size, self.probe, probe_batch)
+        checks: list[Check] = []
+        for ask in (*CHECKS, *self.extra_checks):
+            checks += team.agree(f"checking {entry.name}", functools.partial(_judge, ask, restored))
+        self._measured("verify", began)
+        how = "exact" if loaded.per_rank is not None else "derived"
+        mine = loaded.per_rank
+
+        def roll() -> None:
+            if mine is None:
+                rng.reseed(rng.derive(self._seed, entry.step, self._world.rank, self._world.size))
+                return
+            try:
+                rng.restore(mine["rng"])
+            except Exception as error:
+                raise CheckFailed(f"rng: the generators refused their state: {type(error).__name__}: {error}") from error
+
+        team.agree("restoring the random generators", roll)
+        return saved, checks, how
+
+    def _quarantine(self, entry: Entry, reason: str) -> None:
+        log.error("checkpoint %s is not used any more: %s", entry.name, reason)
+        self._lead("quarantining", lambda: self._store.quarantine(entry, reason, self._by))
+        if self._team.leads:
+            self._link.send("checkpoint_quarantined", step=entry.step, name=entry.name, reason=reason)
+
+    def _lead(self, stage: str, work: Any) -> None:
+        self._team.funnel(stage, lambda: None, lambda _: work())
+
+    def _measured(self, name: str, began: float) -> None:
+        if self._team.leads:
+            self._link.send("phase_done", name=name, seconds=round(time.monotonic() - began, 6))
+
+
+def place(batches: Batches, name: str, step: int, data: dict[str, Any]) -> None:
+    """Put one stream of batches where the checkpoint says; one that the checkpoint does not know, where arithmetic says."""
+    state = data.get(name)
+    if state is None:
+        state = batches.state_at(step)
+    batches.seek(step, state)
+
+
+def _judge(ask: CheckFn, restored: Restored) -> list[Check]:
+    found = list(ask(restored))
+    for check in found:
+        if check.verdict is Verdict.FAILED:
+            raise CheckFailed(str(check), evidence="measured after everything was put back")
+    return found
+
+
+def _own_part(extra: dict[str, Any], entry: Entry) -> dict[str, Any]:
+    saved = extra.get("training")
+    if not isinstance(saved, dict):
+        raise CheckpointError(
+            f"Checkpoint {entry.name} was not taken by a Run",
+            evidence="its manifest has no part called 'training'",
+            remedy="load it with slurm_resilience.checkpoint.dcp.load, or give this run a checkpoint directory of its own",
+        )
+    if int(saved.get("v", 0)) > FORMAT_VERSION:
+        raise FormatError(
+            f"Checkpoint {entry.name} was taken by a newer release",
+            evidence=f"its version is {saved['v']}, we know up to {FORMAT_VERSION}",
+            remedy="install that release of slurm-resilience",
+        )
+    return saved
+
+
+def _number(key: str) -> int:
+    tail = key.rpartition("/")[2]
+    return int(tail) if tail.isdigit() else 0
+
+
+def _device(registry: Registry) -> torch.device:
+    for model in registry.models.values():
+        for parameter in model.parameters():
+            return parameter.device
+    return torch.device("cpu")

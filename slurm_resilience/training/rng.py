@@ -1,0 +1,81 @@
+"""The random numbers that follow: exactly those of the saved run, or new ones that depend on nothing but numbers.
+
+A state belongs to one rank of one world.  On the same world size each rank gets its own back; on another one
+copying would give two ranks the same dropout, so every rank derives a fresh seed from (seed, step, rank, world).
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import random
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def capture() -> torch.Tensor:
+    """The state of Python's, NumPy's, torch's and the accelerators' generators as bytes; draws nothing."""
+    version, words, gauss = random.getstate()
+    numpy_state: Any = np.random.get_state(legacy=False)
+    state = {
+        "python": [version, list(words), gauss],
+        "numpy": {**numpy_state, "state": {"key": numpy_state["state"]["key"].tolist(), "pos": numpy_state["state"]["pos"]}},
+        "torch": _text(torch.get_rng_state()),
+        "cuda": [_text(one) for one in torch.cuda.get_rng_state_all()] if _cuda_in_use() else [],
+    }
+    return torch.frombuffer(bytearray(json.dumps(state).encode()), dtype=torch.uint8)
+
+
+def restore(blob: torch.Tensor) -> None:
+    """Put a captured state back, all of it.  Raises when a part is damaged or does not fit: then nothing can be trusted."""
+    state = json.loads(blob.numpy().tobytes())
+    version, words, gauss = state["python"]
+    numpy_state = state["numpy"]
+    numpy_state["state"]["key"] = np.array(numpy_state["state"]["key"], dtype=np.uint32)
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(numpy_state)
+    torch.set_rng_state(_bytes(state["torch"]))
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([_bytes(one) for one in state["cuda"]])
+
+
+def derive(seed: int, step: int, rank: int, world: int) -> int:
+    """A seed of 63 bits that differs between any two of its arguments; the same on every machine."""
+    text = f"{seed},{step},{rank},{world}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8, person=b"derived-rng").digest(), "big") >> 1
+
+
+def reseed(seed: int) -> None:
+    """Start all generators of this process from one seed."""
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    torch.manual_seed(seed)
+
+
+@contextmanager
+def forked() -> Iterator[None]:
+    """Whatever is drawn inside leaves the generators as they were."""
+    before = capture()
+    try:
+        yield
+    finally:
+        restore(before)
+
+
+def _cuda_in_use() -> bool:
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _text(state: torch.Tensor) -> str:
+    return base64.b64encode(state.cpu().numpy().tobytes()).decode()
+
+
+def _bytes(text: str) -> torch.Tensor:
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)

@@ -1,0 +1,60 @@
+"""Which signals has this process been sent?  Handlers set a flag and do nothing else.
+
+A signal arrives between any two bytecodes, also inside a save, a collective or a write to a log: whatever a
+handler did there could deadlock or tear it.  DCP turns an exception from a handler into a failure of all ranks.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+class SignalFlags:
+    """Remembers TERM, USR1 and USR2 of this very process; children that inherit the handlers ignore them."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._seen: set[int] = set()
+        self._before: dict[signal.Signals, Any] = {}
+
+    def install(self) -> bool:
+        """Take the handlers over.  False outside the main thread, where Python allows no handlers."""
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        for number in WATCHED:
+            self._before[number] = signal.signal(number, self._note)
+        return True
+
+    def restore(self) -> None:
+        """Put back the handlers that were there before; what somebody installed since then stays."""
+        for number, handler in self._before.items():
+            if signal.getsignal(number) == self._note and handler is not None:
+                signal.signal(number, handler)
+        self._before.clear()
+
+    def seen(self, *numbers: int) -> bool:
+        """Whether one of these came since the last :meth:`forget`."""
+        return any(number in self._seen for number in numbers)
+
+    def forget(self, number: int) -> None:
+        self._seen.discard(number)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() == self._pid:
+            self._seen.add(number)
+
+
+def protect_worker(worker_id: int = 0) -> None:
+    """For ``DataLoader(worker_init_fn=…)``: a worker survives the signals that Slurm sends to the whole step.
+
+    A loader's worker dies of SIGTERM otherwise, before the main process has saved, and takes it along.
+    Source: torch/csrc/DataLoader.cpp, handler_SIGTERM.
+    """
+    for number in WATCHED:
+        signal.signal(number, signal.SIG_IGN)

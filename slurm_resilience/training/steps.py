@@ -1,0 +1,221 @@
+"""What happens between two optimizer steps: beat, write down, agree, save, stop.
+
+A step costs the user one store into shared memory, one line of metrics, and an all-reduce that runs behind the next step.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from slurm_resilience.checkpoint.entry import Entry
+from slurm_resilience.errors import CheckpointError, ConfigError
+from slurm_resilience.progress.page import Phase
+from slurm_resilience.training.agreement import Agreement, Wish
+from slurm_resilience.training.data import Batches
+from slurm_resilience.training.link import Link
+from slurm_resilience.training.metrics import MetricsFile
+from slurm_resilience.training.probe import to_float
+from slurm_resilience.training.saving import Saver
+from slurm_resilience.training.settings import Settings
+from slurm_resilience.training.signals import SignalFlags
+from slurm_resilience.training.world import World
+
+REPORT_EVERY_S = 0.2
+
+log = logging.getLogger(__name__)
+
+
+class Stepper:
+    """Counts completed steps, and does what is due after each of them."""
+
+    def __init__(
+        self,
+        *,
+        step: int,
+        attempt: int,
+        world: World,
+        link: Link,
+        saver: Saver,
+        metrics: MetricsFile | None,
+        settings: Settings,
+        flags: SignalFlags,
+        obey_signals: bool,
+    ) -> None:
+        self.step = step
+        self.stopping = False
+        self.outcome = ""
+        self.batches: dict[str, Batches] = {}
+        self._attempt = attempt
+        self._world = world
+        self._link = link
+        self._saver = saver
+        self._metrics = metrics
+        self._settings = settings
+        self._flags = flags
+        self._obey_signals = obey_signals
+        self._agreement = Agreement(world)
+        self._agreed_stop: Wish | None = None
+        self._saves_done = 0
+        self._saves_by_signal = 0
+        self._save_asked = False
+        self._inside = False
+        self._first = True
+        self._reported: dict[str, Any] = {}
+        self._last_report_s = 0.0
+
+    # -- the loop ---------------------------------------------------------------------------------------------
+
+    def steps(self, total: int) -> Iterator[int]:
+        """See :meth:`Run.steps`."""
+        if self.outcome:
+            return
+        if self.step >= total:
+            log.warning("the run is already complete: it stands at step %d of %d, nothing is trained", self.step, total)
+            self._end("already_complete")
+            return
+        while self.step < total:
+            self._link.enter(Phase.STEP)
+            self._inside = True
+            yield self.step
+            self._inside = False
+            self.step += 1
+            self._after_step(total)
+            if self.stopping:
+                return
+        self.finish()
+
+    def _after_step(self, total: int) -> None:
+        step = self.step
+        self._link.beat(step)
+        for batches in self.batches.values():
+            batches.advance(step)
+        self._write_down(step)
+        agreed = self._agreement.next(self._wish())
+        if step >= total:
+            self._agreement.drain()
+            return
+        stop = self._agreed_stop or (agreed if agreed.stop else None)
+        if stop is not None:
+            self._agreement.drain()
+            self._stop(stop)
+        elif self._due(step, agreed):
+            self.save()
+        self._saves_done = max(self._saves_done, agreed.save)
+        self._save_asked = False
+
+    def _due(self, step: int, agreed: Wish) -> bool:
+        every = self._settings.every_steps
+        if self._save_asked or (every is not None and step % every == 0):
+            return True
+        # A wish is one step old: what was wished before the last save has had its save.
+        fresh = self._saver.saved_step is None or self._world.size == 1 or self._saver.saved_step < step - 1
+        return agreed.save > self._saves_done or (agreed.timed and fresh)
+
+    def _wish(self) -> Wish:
+        orders = self._link.orders()
+        stop, cause = orders.stop, orders.cause
+        if self._obey_signals:
+            if self._flags.seen(signal.SIGUSR1):
+                self._flags.forget(signal.SIGUSR1)
+                self._saves_by_signal += 1
+            if not stop and self._flags.seen(signal.SIGTERM, signal.SIGUSR2):
+                stop, cause = True, "SIGTERM" if self._flags.seen(signal.SIGTERM) else "SIGUSR2"
+        every = self._settings.every_min
+        timed = every is not None and self._world.rank == 0 and time.monotonic() - self._saver.saved_at >= every * 60
+        return Wish(stop, cause, max(orders.save, self._saves_by_signal), timed, orders.deadline)
+
+    def should_stop(self, agree: bool) -> bool:
+        """See :meth:`Run.should_stop`."""
+        if self.stopping or self._agreed_stop is not None:
+            return True
+        mine = self._wish()
+        if not agree:
+            return mine.stop
+        agreed = self._agreement.now(mine)
+        if agreed.stop:
+            log.warning("asked to stop (%s): the run ends after this step", agreed.cause)
+            self._agreed_stop = agreed
+        return agreed.stop
+
+    # -- the ends ---------------------------------------------------------------------------------------------
+
+    def _stop(self, wish: Wish) -> None:
+        saved = self._saver.saved_step == self.step
+        if not saved and self._time_for_save(wish.deadline):
+            saved = self.save() is not None
+        self.stopping = True
+        self.outcome = "stopped"
+        self._link.send("stopped", step=self.step, why=wish.cause, saved=saved)
+        self._link.done()
+
+    def _time_for_save(self, deadline: float | None) -> bool:
+        """Whether a save would end before the deadline, going by the last one.  Rank 0's clock decides for all."""
+        cost_s = self._saver.cost_s
+        if deadline is None:
+            return True
+        left_s = self._world.team.funnel("the time that is left", lambda: None, lambda _: deadline - time.time())
+        if cost_s is None or left_s >= cost_s:
+            return True
+        if self._world.rank == 0:
+            said = f"not begun: {left_s:.1f} s are left, the last save took {cost_s:.1f} s"
+            self._link.send("checkpoint_failed", step=self.step, error=said)
+        return False
+
+    def finish(self) -> None:
+        """See :meth:`Run.finish`."""
+        if self.outcome:
+            return
+        self._agreement.drain()
+        if self._saver.saved_step != self.step and self.save() is None:
+            raise CheckpointError(
+                f"The run is complete at step {self.step}, but its last checkpoint could not be taken",
+                evidence="the reason was logged, and sent as checkpoint_failed",
+                remedy="make room for it, or repair its folder, and start the run again: it goes on from the last one",
+            )
+        self._end("completed")
+
+    def _end(self, outcome: str) -> None:
+        self.outcome = outcome
+        self._link.send("finished", step=self.step, outcome=outcome)
+        self._link.done()
+
+    # -- saving -----------------------------------------------------------------------------------------------
+
+    def ask_save(self) -> Entry | None:
+        """See :meth:`Run.checkpoint`."""
+        if self._inside:
+            self._save_asked = True
+            return None
+        return self.save()
+
+    def save(self) -> Entry | None:
+        entry = self._saver.save(self.step, {name: value for name, value in self._reported.items() if name == "loss"})
+        self._link.beat(self.step)
+        return entry
+
+    # -- telling ----------------------------------------------------------------------------------------------
+
+    def report(self, values: dict[str, Any]) -> None:
+        """See :meth:`Run.report`."""
+        for name, value in values.items():
+            if name in ("step", "attempt", "world", "t"):
+                raise ConfigError(f"run.report({name}=…): this field is written by the run itself", remedy="use another name")
+            self._reported[name] = value if isinstance(value, (bool, int, str)) else to_float(value)
+
+    def _write_down(self, step: int) -> None:
+        if self._first:
+            self._first = False
+            self._link.send("first_step", step=step, loss=self._reported.get("loss"))
+        if self._world.rank != 0:
+            return
+        now = time.time()
+        if self._metrics is not None:
+            line = {"step": step, "attempt": self._attempt, "world": self._world.size, "t": round(now, 3), **self._reported}
+            self._metrics.write(line)
+        if self._reported and time.monotonic() - self._last_report_s >= REPORT_EVERY_S:
+            self._last_report_s = time.monotonic()
+            self._link.send("step_reported", step=step, **self._reported)
