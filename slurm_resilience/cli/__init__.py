@@ -7,6 +7,7 @@ import importlib
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from slurm_resilience import __version__
 from slurm_resilience.errors import ExitCode, ResilienceError, nearest
@@ -38,11 +39,12 @@ class _Parser(argparse.ArgumentParser):
             message = f"unknown {choice.group(1)} {choice.group(2)!r}: {nearest(choice.group(2), words)}"
         self.exit(ExitCode.USAGE, f"{self.prog}: {message}\nSee '{self.prog} --help'.\n")
 
-    def parse_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None) -> argparse.Namespace:  # type: ignore[override]
-        parsed, rest = self.parse_known_args(args, namespace)
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse what is unknown here, where the parser of the subcommand still knows its own options."""
+        parsed, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")
-        return parsed
+        return parsed, rest
 
 
 def _overview() -> str:

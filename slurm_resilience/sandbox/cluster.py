@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from slurm_resilience.sandbox import configuration, lifecycle, node, packages, p
 from slurm_resilience.sandbox.configuration import Cluster
 from slurm_resilience.sandbox.layout import CONTROL, LOGIN, ROOT, Layout, node_names
 from slurm_resilience.sandbox.lifecycle import USER
+from slurm_resilience.sandbox.records import fields
 from slurm_resilience.sandbox.state import HostState, State
 
 _T = TypeVar("_T")
@@ -65,6 +65,11 @@ class Sandbox:
     def attach(cls, name: str = "default") -> Sandbox:
         """The sandbox that is up under this name.  Raises :class:`SandboxError` when there is none."""
         return cls(Layout(name))
+
+    @staticmethod
+    def why_not() -> str | None:
+        """Why no sandbox can run on this machine, in one phrase; None when it can (it may still have to install Slurm)."""
+        return lifecycle.why_not()
 
     @staticmethod
     def names() -> list[str]:
@@ -181,9 +186,11 @@ class Sandbox:
         folders = [os.fspath(cwd) if cwd is not None else os.getcwd(), environment["HOME"]]
         return node.command(target, argv, user=user, environment=environment, cwd=folders, new_session=new_session)
 
-    def slurm(self, argv: Sequence[str], *, check: bool = True, timeout: float = 30.0) -> subprocess.CompletedProcess[str]:
+    def slurm(
+        self, argv: Sequence[str], *, check: bool = True, timeout: float = 30.0, env: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         """Run a Slurm command as root on the control host, where no fault of `break-scontrol` reaches."""
-        result = self.exec(argv, root=True, host=CONTROL, cwd="/", timeout=timeout)
+        result = self.exec(argv, root=True, host=CONTROL, cwd="/", env=env, timeout=timeout)
         if check and result.returncode != 0:
             raise SandboxError(
                 f"`{' '.join(argv)}` failed in the sandbox {self.layout.name}",
@@ -242,9 +249,9 @@ class Sandbox:
     def status(self) -> dict[str, Any]:
         """Everything that `sandbox status --json` prints."""
         current = self.state()
-        answers = self.node_states()
         layout = self.layout
         alive = services.running(current.hosts[CONTROL])
+        answers = self.node_states() if "slurmctld" in alive else {}
         return {
             "name": layout.name,
             "up": lifecycle.intact(layout, current) and "slurmctld" in alive,
@@ -275,15 +282,7 @@ def _expected(cluster: Cluster) -> Iterable[str]:
 
 def _absent(word: str) -> bool:
     """Not in touch with slurmctld: unknown to it, or marked as not responding by the asterisk."""
-    return not word or word.startswith("UNKNOWN") or "*" in word
-
-
-def fields(line: str) -> dict[str, str]:
-    """``A=1 B=two words C=`` as a mapping.  A word without a key belongs to the value before it.  Source: scontrol -o."""
-    out: dict[str, str] = {}
-    for match in re.finditer(r"(?:^|\s)([A-Za-z][\w:/]*)=(.*?)(?=\s[A-Za-z][\w:/]*=|\s*$)", line):
-        out.setdefault(match.group(1), match.group(2))
-    return out
+    return not word or word.startswith("UNKNOWN") or "*" in word or "NOT_RESPONDING" in word
 
 
 def _refuse_other_shape(layout: Layout, current: Cluster, wanted: Cluster) -> None:

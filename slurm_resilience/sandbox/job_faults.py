@@ -6,11 +6,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from slurm_resilience.errors import ConfigError, SandboxError
+from slurm_resilience.sandbox.records import fields
 
 if TYPE_CHECKING:
     from slurm_resilience.sandbox.cluster import Sandbox
 
-_ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "")
+_ENDED = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "OUT_OF_MEMORY", "DEADLINE", "BOOT_FAIL", "")
 
 
 def preempt(sandbox: Sandbox, _targets: list[str], options: dict[str, Any]) -> dict[str, Any]:
@@ -66,18 +67,23 @@ def _preempted(old: dict[str, str], new: dict[str, str] | None) -> bool:
     if new is None:
         return False
     told = new.get("PreemptTime", "None") not in ("None", "Unknown", "N/A") and new.get("JobState") == "RUNNING"
-    return told or new.get("JobState") == "PREEMPTED" or new.get("Restarts") != old.get("Restarts")
+    return told or new.get("JobState") in ("PREEMPTED", "SUSPENDED") or new.get("Restarts") != old.get("Restarts")
 
 
 def _jobs(sandbox: Sandbox) -> list[dict[str, str]]:
-    from slurm_resilience.sandbox.cluster import fields
-
     lines = sandbox.slurm(["scontrol", "-o", "show", "jobs"]).stdout.splitlines()
     return [job for job in map(fields, lines) if "JobId" in job]
 
 
 def cancel_all(sandbox: Sandbox) -> None:
-    """No job is pending or running.  Jobs that complete still hold their nodes for a moment."""
-    active = [job["JobId"] for job in _jobs(sandbox) if job.get("JobState") not in _ENDED]
-    if active:
-        sandbox.slurm(["scancel", *active], check=False)
+    """No job is pending or running.  Jobs that complete still hold their nodes for a moment.
+
+    KILL goes first: a job that saves on TERM, or traps it and asks for a requeue, would hold up whoever heals.
+    """
+    deadline = time.monotonic() + 60
+    while active := [job["JobId"] for job in _jobs(sandbox) if job.get("JobState") not in (*_ENDED, "COMPLETING")]:
+        if time.monotonic() > deadline:
+            raise SandboxError(f"Jobs {', '.join(active)} cannot be cancelled")
+        sandbox.slurm(["scancel", "--quiet", "--full", "--signal=KILL", *active], check=False)
+        sandbox.slurm(["scancel", "--quiet", *active], check=False)
+        time.sleep(0.1)

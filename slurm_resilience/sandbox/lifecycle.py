@@ -7,10 +7,12 @@ import pwd
 import shutil
 import stat
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 from slurm_resilience._atomic import write_atomic
+from slurm_resilience._clock import boot_id
 from slurm_resilience.errors import SandboxError
 from slurm_resilience.sandbox import configuration, disks, freezer, network, node, packages, processes, services
 from slurm_resilience.sandbox.configuration import Cluster
@@ -21,14 +23,31 @@ _OPEN = 0o755
 USER = "alice"  # whoever submits; made when missing, since nobody should rehearse as root
 
 
+def why_not(*, accounting: bool = True) -> str | None:
+    """Why no sandbox can run on this machine, in one phrase; None when it can."""
+    if not sys.platform.startswith("linux"):
+        return "not Linux"
+    if os.geteuid() != 0:
+        return f"not root (uid {os.geteuid()})"
+    lacking = packages.missing(accounting=accounting)
+    if lacking and packages.find("apt-get") is None:
+        return f"no apt-get to install {', '.join(lacking)}"
+    probe = [packages.find("unshare") or "unshare", "--net", "--uts", "--ipc", "--pid", "--mount", "--fork", "true"]
+    try:
+        result = subprocess.run(probe, capture_output=True, text=True, check=False)
+    except OSError as error:
+        return f"cannot probe for namespaces: {error}"
+    return f"no namespaces: {' '.join(result.stderr.split())}" if result.returncode != 0 else None
+
+
 def require_root() -> None:
     """Raises :class:`SandboxError` unless this process may make namespaces for real."""
     if os.geteuid() != 0:
         raise SandboxError(
-            "The sandbox needs root", evidence=f"this process runs as uid {os.geteuid()}",
-            remedy="use sudo; jobs in the sandbox still run as an ordinary user. Without root, `run --local N` rehearses "
-            "without Slurm",
-        )  # fmt: skip
+            "The sandbox needs root",
+            evidence=f"this process runs as uid {os.geteuid()}",
+            remedy="use sudo; jobs in it still run as an ordinary user. Without root, `run --local N` rehearses without Slurm",
+        )
 
 
 def ensure_user(name: str = USER) -> None:
@@ -48,7 +67,7 @@ def ensure_user(name: str = USER) -> None:
 
 def build(layout: Layout, cluster: Cluster) -> State:
     """A new, running sandbox.  On any failure, also Ctrl-C, all of it is taken away again but for the logs."""
-    state = State(name=layout.name, cluster=cluster, created_at=time.time())
+    state = State(name=layout.name, cluster=cluster, created_at=time.time(), machine_boot=boot_id())
     try:
         _prepare(layout, cluster)
         state.save(layout)
@@ -136,7 +155,7 @@ def tear_down(layout: Layout) -> bool:
 
 def intact(layout: Layout, state: State) -> bool:
     """Everything that the state file says is on is on: no crash, no reboot came in between."""
-    if state.phase != "up" or not network.present(layout):
+    if state.phase != "up" or state.machine_boot != boot_id() or not network.present(layout):
         return False
     return all(host.init.alive() for host in state.hosts.values() if host.power)
 
@@ -150,4 +169,11 @@ def existing(layout: Layout) -> State:
             evidence=f"{layout.state_file} is not there" if state is None else f"{layout.state_file} says {state.phase!r}",
             remedy=f"slurm-resilience sandbox up --name {layout.name}",
         )  # fmt: skip
+    dead = [name for name in (CONTROL, LOGIN) if not state.hosts[name].init.alive()]
+    if dead or state.machine_boot != boot_id():
+        raise SandboxError(
+            f"The sandbox {layout.name} was killed",
+            evidence=f"the init of {' and '.join(dead)} is gone" if dead else "the machine was restarted since",
+            remedy=f"slurm-resilience sandbox up --name {layout.name} starts a new one",
+        )
     return state

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurm_resilience.errors import SandboxError
 from slurm_resilience.sandbox import command_faults, freezer, lifecycle, network, node, packages, processes
 from slurm_resilience.sandbox.processes import Process
+from slurm_resilience.sandbox.records import fields
 from slurm_resilience.sandbox.state import HostState, State, locked
 
 if TYPE_CHECKING:
     from slurm_resilience.sandbox.cluster import Sandbox
 
 _NODE_BACK_WITHIN_S = 60.0
+_STUCK_AFTER_S = 4.0
 
 
 @contextmanager
@@ -62,30 +66,41 @@ def power_on(sandbox: Sandbox, names: list[str], options: dict[str, Any]) -> dic
                 raise SandboxError(f"{name} is on already", evidence=f"its init is process {old.pid}")
             if not same_boot and old.clock_offset_s is None:
                 raise SandboxError(
-                    f"{name} cannot have a new boot time", evidence="this kernel has no time namespaces (Linux 5.6)",
+                    f"{name} cannot have a new boot time",
+                    evidence="this kernel has no time namespaces (Linux 5.6)",
                     remedy="use --same-boot",
-                )  # fmt: skip
-            state.hosts[name] = node.boot(
-                sandbox.layout, name, private_tmp=state.cluster.private_tmp, like=old if same_boot else None
-            )
+                )
+        on_at = _next_second()
+        for name in names:
+            like = state.hosts[name] if same_boot else None
+            state.hosts[name] = node.boot(sandbox.layout, name, private_tmp=state.cluster.private_tmp, like=like)
             command_faults.apply_to(sandbox.layout, state, state.hosts[name])
             network.set_link(sandbox.layout, name, up=True)
-        on_at = time.time()
-    for name in names:
-        sandbox.wait_for(lambda name=name: _in_touch(sandbox, name, on_at), _NODE_BACK_WITHIN_S,  # type: ignore[misc]
-                         what=f"The registration of {name} with slurmctld")  # fmt: skip
+    _wait_in_touch(sandbox, names, on_at)
     return {"on_at": on_at, "slurm": [sandbox.node_state(name) for name in names]}
 
 
-def _in_touch(sandbox: Sandbox, name: str, since: float) -> bool:
-    """Has slurmctld heard from the slurmd that started at ``since``?  It says so by SlurmdStartTime."""
-    from slurm_resilience.sandbox.cluster import fields
+def _next_second() -> float:
+    """Slurm knows starts by the second: wait for a fresh one, so that this start cannot be taken for the last one."""
+    now = time.time()
+    time.sleep(1.0 - now % 1.0)
+    return time.time()
 
-    shown = fields(sandbox.slurm(["scontrol", "-o", "show", "node", name]).stdout)
-    started = shown.get("SlurmdStartTime", "None")
-    if started in ("None", "Unknown"):
-        return False
-    return time.mktime(time.strptime(started, "%Y-%m-%dT%H:%M:%S")) >= int(since) - 1 and "*" not in shown.get("State", "*")
+
+def _wait_in_touch(sandbox: Sandbox, names: list[str], since: float) -> None:
+    """Back when slurmctld has heard from a slurmd that started after ``since`` on each node."""
+    for name in names:
+        sandbox.wait_for(
+            lambda name=name: _in_touch(sandbox, name, since),  # type: ignore[misc]
+            _NODE_BACK_WITHIN_S,
+            what=f"The registration of {name} with slurmctld",
+        )
+
+
+def _in_touch(sandbox: Sandbox, name: str, since: float) -> bool:
+    shown = fields(sandbox.slurm(["scontrol", "-o", "show", "node", name], env={"SLURM_TIME_FORMAT": "%s"}).stdout)
+    started = shown.get("SlurmdStartTime", "")
+    return started.isdigit() and int(started) >= int(since) and "*" not in shown.get("State", "*")
 
 
 def cut(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict[str, Any]:
@@ -185,15 +200,14 @@ def kill_slurmd(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) ->
 def restart_slurmd(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict[str, Any]:
     """slurmd runs, and slurmctld has heard from it."""
     with changing(sandbox) as state:
-        for name in names:
-            host = _on(state, name)
+        hosts = [_on(state, name) for name in names]
+        for host in hosts:
             if _slurmds(host):
-                raise SandboxError(f"slurmd runs on {name} already")
+                raise SandboxError(f"slurmd runs on {host.name} already")
+        since = _next_second()
+        for host in hosts:
             _start_slurmd(sandbox, host)
-        since = time.time()
-    for name in names:
-        sandbox.wait_for(lambda name=name: _in_touch(sandbox, name, since), _NODE_BACK_WITHIN_S,  # type: ignore[misc]
-                         what=f"The registration of {name} with slurmctld")  # fmt: skip
+    _wait_in_touch(sandbox, names, since)
     return {}
 
 
@@ -230,8 +244,8 @@ def _fail_hook(sandbox: Sandbox, kind: str, names: list[str], off: bool) -> dict
     return {"off": off} if off else {}
 
 
-def heal_all(sandbox: Sandbox) -> None:
-    """Every node is on, plugged in, running, free of jobs and in service; no Prolog or Epilog fails."""
+def switch_all_on(sandbox: Sandbox) -> None:
+    """Every node is on, plugged in, running, with a slurmd; no Prolog or Epilog fails."""
     for flag in sandbox.layout.flags.iterdir():
         flag.unlink()
     with changing(sandbox) as state:
@@ -239,22 +253,58 @@ def heal_all(sandbox: Sandbox) -> None:
             host = state.hosts[name]
             if not host.alive():
                 state.hosts[name] = host = node.boot(sandbox.layout, name, private_tmp=state.cluster.private_tmp)
-            elif host.frozen:
-                _thaw(host)
+            else:
+                if host.frozen:
+                    _thaw(host)
+                if not _slurmds(host):
+                    _start_slurmd(sandbox, host)
             network.set_link(sandbox.layout, name, up=True)
             host.cut = False
-            if not _slurmds(host):
-                _start_slurmd(sandbox, host)
-    for name in sandbox.nodes:
-        sandbox.wait_for(lambda name=name: _returned(sandbox, name), _NODE_BACK_WITHIN_S * 2,  # type: ignore[misc]
-                         what=f"The return of {name} to service")  # fmt: skip
 
 
-def _returned(sandbox: Sandbox, name: str) -> bool:
-    """Idle and in service; a node that is down or drained is resumed as soon as slurmctld allows it."""
-    word = sandbox.node_state(name)
-    if word == "IDLE":
-        return True
-    if "DRAIN" in word or "DOWN" in word or "FAIL" in word:
+def return_all(sandbox: Sandbox) -> None:
+    """Every node is idle and in service, with nothing left on it of the jobs that were there."""
+    stuck_since: dict[str, float] = {}
+    deadline = time.monotonic() + _NODE_BACK_WITHIN_S * 2
+    while True:
+        states = sandbox.node_states()
+        if states and all(word == "IDLE" for word in states.values()):
+            break
+        if time.monotonic() > deadline:
+            raise SandboxError("The nodes do not come back", evidence=", ".join(f"{n}: {word}" for n, word in states.items()))
+        for name, word in states.items():
+            _push(sandbox, name, word, stuck_since)
+        time.sleep(0.1)
+    _clean(sandbox)
+
+
+def _push(sandbox: Sandbox, name: str, word: str, stuck_since: dict[str, float]) -> None:
+    """Bring one node nearer to IDLE, as an admin would."""
+    if "COMPLETING" not in word:
+        stuck_since.pop(name, None)
+    elif time.monotonic() - stuck_since.setdefault(name, time.monotonic()) > _STUCK_AFTER_S:
+        # the node rebooted meanwhile, and slurmctld will ask it about the dead job only a minute from now
+        sandbox.slurm(["scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=sandbox: heal"], check=False)
+        stuck_since.pop(name)
+    if any(bad in word for bad in ("DRAIN", "DOWN", "FAIL")) and "COMPLETING" not in word:
         sandbox.slurm(["scontrol", "update", f"NodeName={name}", "State=RESUME"], check=False)
-    return False
+
+
+def _clean(sandbox: Sandbox) -> None:
+    """Kill what a job left on the nodes (slurmd was dead, say), and empty their /dev/shm."""
+    state = sandbox.state()
+    for host in (state.hosts[name] for name in state.cluster.names):
+        keep = {host.pid, *(process.pid for process in _slurmds(host))}
+        leftovers = []
+        for pid in processes.in_namespace_of(host.pid):
+            if pid not in keep and processes.name(pid) != "slurmd":
+                try:
+                    leftovers.append(Process.of(pid))
+                except OSError:
+                    continue
+        processes.kill_and_wait(leftovers)
+        for entry in Path(f"/proc/{host.pid}/root/dev/shm").iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()

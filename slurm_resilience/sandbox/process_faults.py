@@ -16,6 +16,9 @@ from slurm_resilience.sandbox.processes import Process
 if TYPE_CHECKING:
     from slurm_resilience.sandbox.cluster import Sandbox
 
+_PAGE = re.compile(r"/slurm-resilience-\d+/[^/]+/page-\d+-(\d+)$")
+_LOG = re.compile(r"/attempt-\d+/rank-(\d+)\.log$")
+
 
 @dataclass(frozen=True)
 class Found:
@@ -64,23 +67,32 @@ def kill_supervisor(sandbox: Sandbox, _targets: list[str], options: dict[str, An
 
 
 def _is_launcher(argv: list[str]) -> bool:
-    return any(re.search(r"(^|/)runtime/launcher\.py$", word) for word in argv[:4])
+    """The warm launcher, or a fork of it; not the same file started to be one cold rank."""
+    return any(re.search(r"(^|/)runtime/launcher\.py$", word) for word in argv[:4]) and argv[-1] != "rank"
 
 
 def _is_agent(argv: list[str]) -> bool:
-    return "slurm_resilience.runtime.agent" in argv[:5]
+    """`python -m slurm_resilience.runtime.agent`, not the srun that carries it."""
+    return (
+        argv[1:2] != ["-c"]
+        and "srun" not in argv[0].rpartition("/")[2]
+        and _module_of(argv) == "slurm_resilience.runtime.agent"
+    )
 
 
 def _is_supervisor(argv: list[str]) -> bool:
     """`slurm-resilience run …` or `python -m slurm_resilience run …`, not a shell that has these words in its script."""
-    for index, word in enumerate(argv[:4]):
-        program = word.rpartition("/")[2]
-        if argv[index + 1 : index + 2] == ["run"]:
-            if program == "slurm-resilience":
-                return True
-            if word == "slurm_resilience" and index and argv[index - 1] == "-m":
-                return True
-    return False
+    if _module_of(argv) == "slurm_resilience":
+        return argv[argv.index("slurm_resilience") + 1 :][:1] == ["run"]
+    return any(
+        word.rpartition("/")[2] == "slurm-resilience" and argv[at + 1 :][:1] == ["run"] for at, word in enumerate(argv[:3])
+    )
+
+
+def _module_of(argv: list[str]) -> str:
+    """What Python's -m runs; "" where there is none among its first options."""
+    at = argv.index("-m") if "-m" in argv[:6] else -1
+    return argv[at + 1] if 0 <= at < len(argv) - 1 else ""
 
 
 def _rank(sandbox: Sandbox, options: dict[str, Any]) -> Found:
@@ -114,16 +126,36 @@ def _find(sandbox: Sandbox, test: Callable[[list[str]], bool]) -> list[Found]:
 
 
 def ranks(sandbox: Sandbox) -> list[Found]:
-    """Every living rank: a process that has mapped the page that its RESILIENCE_PAGE, or an agent's naming, says is its own."""
-    out: dict[tuple[str, int], Found] = {}
+    """Every living rank, the lowest number first; of two attempts' ranks of one number, the younger."""
+    candidates: dict[int, Found] = {}
     for name, pid in _node_processes(sandbox):
-        variables = processes.environment(pid)
-        if "RESILIENCE_PAGE" in variables and variables.get("RANK", "").isdigit():
-            found = _found(name, pid, int(variables["RANK"]))
-            # children of a rank (data loaders) inherit its environment; the rank is the oldest
-            if found and (name, int(variables["RANK"])) not in out:
-                out[name, int(variables["RANK"])] = found
-    return sorted(out.values(), key=lambda one: one.rank or 0)
+        number = _rank_number(pid)
+        found = _found(name, pid, number) if number is not None else None
+        if found:
+            candidates[pid] = found
+    # data loaders and other children of a rank carry its marks too: a rank is nobody's child among the marked
+    topmost = [one for pid, one in candidates.items() if processes.parent(pid) not in candidates]
+    return sorted(topmost, key=lambda one: (one.rank or 0, -one.process.start))
+
+
+def _rank_number(pid: int) -> int | None:
+    """Which rank a process is, from whatever shows it.
+
+    A rank that was started by exec has RESILIENCE_PAGE and RANK in its environment.  One that was forked shows its
+    launcher's environment for ever; what is its own is the progress page that it maps (the agent maps all of them),
+    and the log that its output goes to.
+    """
+    variables = processes.environment(pid)
+    if "RESILIENCE_PAGE" in variables and variables.get("RANK", "").isdigit():
+        return int(variables["RANK"])
+    argv = processes.command_line(pid)
+    if not argv or _is_agent(argv) or processes.name(pid) == "sr-launcher":
+        return None
+    pages = {match.group(1) for path in processes.mapped_files(pid) if (match := _PAGE.search(path))}
+    if len(pages) == 1:
+        return int(pages.pop())
+    log = _LOG.search(processes.open_file(pid, 1)) if _is_launcher(argv) else None
+    return int(log.group(1)) if log else None
 
 
 def _found(node: str, pid: int, rank: int | None = None) -> Found | None:

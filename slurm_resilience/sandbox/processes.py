@@ -107,6 +107,14 @@ def mapped_files(pid: int) -> set[str]:
     return {line.split(maxsplit=5)[5] for line in _read(pid, "maps").splitlines() if len(line.split(maxsplit=5)) == 6}
 
 
+def open_file(pid: int, fd: int) -> str:
+    """What an open file descriptor of the process leads to; empty when that cannot be known."""
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{fd}")
+    except OSError:
+        return ""
+
+
 def inner_pid(pid: int) -> int:
     """The process's id in its own, innermost PID namespace; 0 when it is gone."""
     for line in _read(pid, "status").splitlines():

@@ -50,6 +50,7 @@ class State:
     name: str
     cluster: Cluster
     created_at: float
+    machine_boot: str  # after a reboot of the machine nothing here is true any more
     phase: str = "starting"
     hosts: dict[str, HostState] = field(default_factory=dict)
     broken_commands: dict[str, str] = field(default_factory=dict)  # command -> how, for nodes that boot later
@@ -65,24 +66,27 @@ def load(layout: Layout) -> State | None:
     try:
         raw: Any = read_json(layout.state_file)
     except ValueError as error:
-        raise FormatError(
-            f"{layout.state_file} is not JSON", evidence=str(error),
-            remedy=f"slurm-resilience sandbox down --name {layout.name} removes all of it",
-        ) from error  # fmt: skip
+        raise _foreign(layout, f"it is not JSON: {error}") from error
     if raw is None:
         return None
-    if raw.get("v") != VERSION:
-        raise FormatError(
-            f"The sandbox {layout.name} was made by another release",
-            evidence=f"{layout.state_file} has version {raw.get('v')}",
-            remedy=f"slurm-resilience sandbox down --name {layout.name}",
-        )  # fmt: skip
-    del raw["v"]
-    hosts = {}
-    for name, host in raw.pop("hosts").items():
-        offset = host.pop("clock_offset_s")
-        hosts[name] = HostState(**host, clock_offset_s=(offset[0], offset[1]) if offset else None)
-    return State(**{**raw, "cluster": Cluster(**raw["cluster"])}, hosts=hosts)
+    if not isinstance(raw, dict) or raw.pop("v", None) != VERSION:
+        raise _foreign(layout, f"it is not of version {VERSION}")
+    try:
+        hosts = {}
+        for name, host in raw.pop("hosts").items():
+            offset = host.pop("clock_offset_s")
+            hosts[name] = HostState(**host, clock_offset_s=(offset[0], offset[1]) if offset else None)
+        return State(**{**raw, "cluster": Cluster(**raw["cluster"])}, hosts=hosts)
+    except (KeyError, TypeError) as error:
+        raise _foreign(layout, str(error)) from error
+
+
+def _foreign(layout: Layout, evidence: str) -> FormatError:
+    return FormatError(
+        f"{layout.state_file} is not what this release writes",
+        evidence=evidence,
+        remedy=f"slurm-resilience sandbox down --name {layout.name} removes all of that sandbox",
+    )
 
 
 @contextmanager
