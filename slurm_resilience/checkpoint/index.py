@@ -40,6 +40,7 @@ class CheckpointIndex:
         self.root = Path(root)
         self.head_path = self.root / names.HEAD
         self.next_path = self.root / names.NEXT_HEAD
+        self._committed: dict[str, tuple[tuple[int, int, int], Entry]] = {}
 
     def lookup(self) -> list[Entry] | None:
         """The newest few usable entries, newest first; None when there is no head, or none that can be believed.
@@ -109,7 +110,7 @@ class CheckpointIndex:
         if parsed is None:
             return None
         try:
-            return marks.apply(read_manifest(directory).entry, directory)
+            return marks.apply(self._base(directory), directory)
         except (CorruptCheckpoint, FormatError, OSError) as error:
             if not directory.is_dir():
                 return None
@@ -117,6 +118,18 @@ class CheckpointIndex:
             return Entry(
                 name, parsed.step, parsed.attempt, 0, 0, "", state=State.QUARANTINED, by="scan", reason=reason
             )  # fmt: skip
+
+    def _base(self, directory: Path) -> Entry:
+        """The entry as it was committed.  A manifest never changes, so each is parsed once, until its file is another."""
+        try:
+            info = os.stat(directory / names.MANIFEST)
+        except FileNotFoundError:
+            return read_manifest(directory).entry
+        look = (info.st_ino, info.st_mtime_ns, info.st_size)
+        known = self._committed.get(directory.name)
+        if known is None or known[0] != look:
+            known = self._committed[directory.name] = look, read_manifest(directory).entry
+        return known[1]
 
     def rebuild(self) -> list[Entry]:
         """Make the head anew from the directories; returns the entries that went into it, newest first."""

@@ -5,6 +5,8 @@ Everything here works on names, sizes and JSON; tensors are dcp.py's business.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import os
 import shutil
@@ -17,12 +19,14 @@ from typing import Any
 from slurm_resilience import __version__
 from slurm_resilience._atomic import fsync_dir, write_atomic
 from slurm_resilience._clock import SYSTEM_CLOCK, Clock
-from slurm_resilience.checkpoint import marks, names
+from slurm_resilience.checkpoint import lease, marks, names, space
 from slurm_resilience.checkpoint.entry import Entry, State
 from slurm_resilience.checkpoint.fence import Fence
-from slurm_resilience.checkpoint.index import CheckpointIndex
+from slurm_resilience.checkpoint.index import HEAD_ENTRIES, CheckpointIndex
 from slurm_resilience.checkpoint.lock import RootLock
 from slurm_resilience.checkpoint.manifest import Item, Manifest, check_declared, read_manifest
+from slurm_resilience.checkpoint.prune import Sweeper, bury, is_read_after_all, victims
+from slurm_resilience.checkpoint.retention import Retention
 from slurm_resilience.errors import CheckpointError, Fenced
 
 log = logging.getLogger(__name__)
@@ -41,14 +45,25 @@ class Draft:
 class CheckpointStore:
     """One checkpoint root, opened by one attempt (or, with ``attempt`` None, by a person or a reader)."""
 
-    def __init__(self, root: str | os.PathLike[str], *, attempt: int | None, about: dict[str, Any], clock: Clock) -> None:
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        *,
+        attempt: int | None,
+        about: dict[str, Any],
+        retention: Retention | None,
+        clock: Clock,
+    ) -> None:
         self.root = Path(root)
         self.attempt = attempt
         self.about = about
+        self.retention = retention
         self.fence_token = Fence(self.root)
         self.index = CheckpointIndex(self.root)
         self._lock = RootLock(self.root)
         self._clock = clock
+        self._sweeper = Sweeper(self.root)
+        self._drafts: set[str] = set()
 
     @classmethod
     def open(
@@ -60,14 +75,15 @@ class CheckpointStore:
         restart_count: int = 0,
         node: str = "",
         boot_id: str = "",
+        retention: Retention | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> CheckpointStore:
         """A store for reading and, once :meth:`fence` was called by one rank of the attempt, for writing.
 
-        Touches nothing.
+        Touches nothing.  With ``retention``, each commit is followed by :meth:`prune`.
         """
         about = {"job_id": job_id, "restart_count": restart_count, "node": node, "boot_id": boot_id}
-        return cls(root, attempt=attempt, about=about, clock=clock)
+        return cls(root, attempt=attempt, about=about, retention=retention, clock=clock)
 
     # -- owning -----------------------------------------------------------------------------------------------
 
@@ -133,15 +149,22 @@ class CheckpointStore:
 
     # -- saving -----------------------------------------------------------------------------------------------
 
-    def begin(self, step: int) -> Draft:
-        """A fresh directory to save step ``step`` into.  Raises :class:`Fenced`."""
+    def begin(self, step: int, *, expected_bytes: int = 0) -> Draft:
+        """A fresh directory to save step ``step`` into.
+
+        When ``expected_bytes`` do not fit, all that retention may spare is pruned first.  Raises :class:`Fenced`,
+        :class:`NoSpace`.
+        """
         attempt = self._attempt()
         self.fence_token.check(attempt)
+        if expected_bytes and space.missing_bytes(self.root, expected_bytes):
+            self._make_room(expected_bytes)
         name = names.new_name(step, attempt)
         parent = self.root / names.writing_dir(attempt)
         parent.mkdir(parents=True, exist_ok=True, mode=0o755)
         path = parent / f"{name}.tmp"
         path.mkdir(mode=0o755)
+        self._drafts.add(path.name)
         return Draft(name, step, path)
 
     def commit(
@@ -162,6 +185,42 @@ class CheckpointStore:
 
         Raises :class:`Fenced`, :class:`CheckpointError` or OSError; the draft is then worth nothing.
         """
+        try:
+            entry = self._commit(draft, world, files, items, tensors, mesh, metrics, extra, content, versions)
+        except (OSError, CheckpointError):
+            self.check_owner()
+            raise
+        self._drafts.discard(draft.path.name)
+        if self.retention is not None:
+            try:
+                self.prune(self.retention)
+            except (OSError, CheckpointError) as error:
+                log.warning("older checkpoints were not pruned, which is tried again after the next save: %s", error)
+        return entry
+
+    def abandon(self, draft: Draft) -> None:
+        """Throw a draft away; what cannot be removed now stays where nobody takes it for a checkpoint."""
+        self._drafts.discard(draft.path.name)
+        shutil.rmtree(draft.path, ignore_errors=True)
+
+    def check_owner(self) -> None:
+        """Raise :class:`Fenced` when a newer attempt owns the root; that explains any other failure."""
+        if self.attempt is not None:
+            self.fence_token.check(self.attempt)
+
+    def _commit(
+        self,
+        draft: Draft,
+        world: int,
+        files: dict[str, dict[str, Any]],
+        items: list[Item],
+        tensors: dict[str, dict[str, Any]] | None,
+        mesh: dict[str, int] | None,
+        metrics: dict[str, Any] | None,
+        extra: dict[str, Any] | None,
+        content: dict[str, str] | None,
+        versions: dict[str, str] | None,
+    ) -> Entry:
         attempt = self._attempt()
         check_declared(draft.path, items, files)
         self.fence_token.check(attempt)
@@ -187,10 +246,6 @@ class CheckpointStore:
             self._publish(draft, entry)
         return entry
 
-    def abandon(self, draft: Draft) -> None:
-        """Throw a draft away; what cannot be removed now stays where nobody takes it for a checkpoint."""
-        shutil.rmtree(draft.path, ignore_errors=True)
-
     def _publish(self, draft: Draft, entry: Entry) -> None:
         head = self.index.lookup()
         self.index.announce([entry, *(head if head is not None else self.index.scan(newest=8, wanted=lambda e: e.usable))])
@@ -214,6 +269,68 @@ class CheckpointStore:
             raise
         self.index.confirm()
         self.index.append("commit", entry.committed_at, entry=entry.to_json())
+
+    # -- throwing away ----------------------------------------------------------------------------------------
+
+    def prune(self, policy: Retention, *, wait: bool = False) -> list[Entry]:
+        """Remove what ``policy`` does not keep, and clean up after saves that never ended; returns what went, oldest first.
+
+        Names go at once, data in the background (or before it returns, with ``wait``).  Raises :class:`Fenced`.
+        """
+        with self._lock.held():
+            gone = self._prune(self._victims(policy))
+        self._sweeper.sweep(attempt=self._rank_of_owner(), in_use=frozenset(self._drafts), wait=wait)
+        return gone
+
+    def would_prune(self, policy: Retention) -> list[Entry]:
+        """What :meth:`prune` would remove now."""
+        return self._victims(policy)
+
+    def reading(self, entry: Entry) -> contextlib.AbstractContextManager[None]:
+        """While this is held, nobody prunes ``entry``."""
+        return lease.reading(self.root, entry.name, attempt=self.attempt, clock=self._clock)
+
+    def _victims(self, policy: Retention) -> list[Entry]:
+        owner = self._rank_of_owner()
+        return victims(self.entries(), policy, attempt=owner, reading=self._read_now())
+
+    def _read_now(self) -> set[str]:
+        return lease.being_read(self.root, owner=self.fence_token.current(), clock=self._clock)
+
+    def _rank_of_owner(self) -> int:
+        return self.fence_token.current() if self.attempt is None else self.attempt
+
+    def _prune(self, going: list[Entry]) -> list[Entry]:
+        if not going:
+            return []
+        self.check_owner()
+        names_going = {entry.name for entry in going}
+        head = self.index.lookup()
+        if head is None or any(entry.name in names_going for entry in head):
+            self.index.publish(self.index.scan(newest=HEAD_ENTRIES, wanted=lambda e: e.usable and e.name not in names_going))
+            self.index.withdraw()
+        gone = []
+        for entry in going:
+            self.check_owner()
+            try:
+                buried = bury(self.root, entry.name)
+            except FileNotFoundError:
+                continue
+            if is_read_after_all(self.root, entry.name, buried, owner=self.fence_token.current(), clock=self._clock):
+                continue
+            self._sweeper.dispose(buried)
+            gone.append(entry)
+            self.index.append("prune", self._clock.time(), name=entry.name, attempt=self.attempt)
+        return gone
+
+    def _make_room(self, expected_bytes: int) -> None:
+        policy = self.retention or Retention()
+        self.prune(policy, wait=True)
+        if space.missing_bytes(self.root, expected_bytes) and policy.keep_last > 1:
+            log.warning("%s has no room for %d bytes: only the newest checkpoint is kept", self.root, expected_bytes)
+            self.prune(dataclasses.replace(policy, keep_last=1, keep_quarantined=0), wait=True)
+        if space.missing_bytes(self.root, expected_bytes):
+            raise space.refuse(self.root, expected_bytes)
 
     # -- marks ------------------------------------------------------------------------------------------------
 
@@ -245,14 +362,14 @@ class CheckpointStore:
         return self._refresh(entry.name, "unpin")
 
     def _mark(self, entry: Entry, mark: str, about: dict[str, Any], **changes: Any) -> Entry:
-        self._may_write()
+        self.check_owner()
         about = {**about, "attempt": self.attempt, "at": round(self._clock.time(), 3), **self.about}
         marks.put(self.path(entry), mark, about)
         return self._refresh(entry.name, mark.strip(".").removesuffix(".json"), **{k: str(v) for k, v in changes.items()})
 
     def _refresh(self, name: str, op: str, **fields: Any) -> Entry:
         """Bring the head up to date after a mark has changed."""
-        self._may_write()
+        self.check_owner()
         current = self.index.entry(name)
         if current is None:
             raise CheckpointError(f"Checkpoint {name} is gone", evidence=f"{self.root / name} does not exist")
@@ -273,16 +390,12 @@ class CheckpointStore:
             raise CheckpointError("This checkpoint root was opened without an attempt number, so nothing can be saved into it")
         return self.attempt
 
-    def _may_write(self) -> None:
-        if self.attempt is not None:
-            self.fence_token.check(self.attempt)
-
     def _repair(self) -> list[Entry]:
         """The index cannot be believed: ask the directories, and mend it if we may."""
         if not self.root.is_dir():
             return []
         try:
-            self._may_write()
+            self.check_owner()
             with self._lock.held():
                 return self.index.rebuild()
         except (OSError, Fenced) as error:
