@@ -88,6 +88,10 @@ class Launcher:
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
+    def introduce(self) -> None:
+        """Say which process this is: a wrapper may stand between it and the agent."""
+        self._send(m="pid", pid=os.getpid())
+
     # --- preloading ---------------------------------------------------------------------------------------------------
 
     def preload(self, named: list[str], learned: list[str]) -> None:
@@ -264,7 +268,7 @@ class Launcher:
         _die_with(request["agent"])
         self._forget_all()
         self._channel = socket.socket(fileno=channel)
-        self._send(m="pid", pid=os.getpid())
+        self.introduce()
         self.preload(request["named"], request["learned"])
         return True
 
@@ -443,7 +447,9 @@ def _serve() -> dict[str, Any]:
     _prctl(15, b"sr-launcher")
     channel = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    return Launcher(channel).serve()
+    launcher = Launcher(channel)
+    launcher.introduce()
+    return launcher.serve()
 
 
 def _read_request() -> dict[str, Any]:

@@ -50,6 +50,10 @@ class Loop:
         if hasattr(source, "wants_write"):
             self._streams[fd] = source
 
+    def watch_writable(self, source: Any, ready: Callable[[], None]) -> None:
+        """Call ``ready`` when ``source`` can be written to: a connecting socket is connected then, or never will be."""
+        self._selector.register(source.fileno(), selectors.EVENT_WRITE, ready)
+
     def forget(self, source: Any) -> None:
         """Stop watching; call it before the source is closed."""
         fd = source.fileno()
@@ -59,15 +63,18 @@ class Loop:
     def turn(self, timeout_s: float) -> None:
         """Wait for something, at most so long, and call who it concerns."""
         for fd, stream in self._streams.items():
-            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.wants_write else 0)
-            if self._selector.get_key(fd).events != events:
-                self._selector.modify(fd, events, self._selector.get_key(fd).data)
+            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if stream.wants_write else 0)
+            key = self._selector.get_key(fd)
+            if key.events != wanted:
+                self._selector.modify(fd, wanted, key.data)
         for key, events in self._selector.select(max(0.0, timeout_s)):
-            stream = self._streams.get(key.fd)
-            if events & selectors.EVENT_WRITE and stream is not None:
-                stream.flush()
-            # An earlier callback of this turn may have forgotten this source.
-            if events & selectors.EVENT_READ and self._selector.get_map().get(key.fd) is key:
+            watched = self._streams.get(key.fd)
+            if watched is not None and events & selectors.EVENT_WRITE:
+                watched.flush()
+                if not events & selectors.EVENT_READ:
+                    continue
+            # An earlier callback of this turn may have forgotten this source, or put another in its place.
+            if self._selector.get_map().get(key.fd) is key:
                 key.data()
         now = time.monotonic()
         for fd in [fd for fd, work in self._work.items() if work.deadline <= now]:

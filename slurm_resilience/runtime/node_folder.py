@@ -1,7 +1,7 @@
 """The folder of one run on one node: progress pages and the fact socket, in memory, owned by one agent at a time.
 
-``/dev/shm/slurm-resilience-UID/RUN-NODE/``, readable by its user alone.  The agent holds a lock on it; a newer agent ends the one
-that holds it, so that two never fight over the node.
+``/dev/shm/slurm-resilience-UID/RUN-NODE/``, readable by its user alone.  The agent holds a lock on it; a newer agent ends
+the one that holds it, so that two never fight over the node.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _private(path: Path) -> None:
     if stat.st_uid != os.geteuid() or not path.is_dir() or path.is_symlink() or stat.st_mode & 0o077:
         raise LaunchError(
             f"{path} cannot be trusted",
-            evidence=f"it belongs to user {stat.st_uid} with mode {stat.st_mode:o}; it must be ours ({os.geteuid()}) with mode 700",
+            evidence=f"it belongs to user {stat.st_uid}, mode {stat.st_mode:o}; it must be ours ({os.geteuid()}), mode 700",
             remedy="ask the node's admin to remove it",
         )
 

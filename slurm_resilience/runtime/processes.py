@@ -169,7 +169,8 @@ def spawn(
     """Start a program in a session of its own that dies with us; returns its number without waiting for the exec.
 
     Output is appended to ``log``.  What goes wrong on the way (no such program, no such folder) is its last output, and it
-    ends with 126 or 127 as in a shell.  Unlike subprocess, this never waits: a program on a file system that hangs must not hang us.
+    ends with 126 or 127 as in a shell.  Unlike subprocess, this never waits: a program on a file system that hangs must
+    not hang us.
     """
     me = os.getpid()
     pid = os.fork()
