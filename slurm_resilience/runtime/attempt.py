@@ -1,0 +1,200 @@
+"""One attempt as the supervisor follows it: who runs what, what was said, who has ended, who has gone quiet."""
+
+from __future__ import annotations
+
+from slurm_resilience.config import LimitsConfig
+from slurm_resilience.errors import Cause
+from slurm_resilience.progress.page import Phase
+from slurm_resilience.runtime import messages as m
+from slurm_resilience.runtime.evidence import Evidence
+from slurm_resilience.runtime.facts import Facts, Note
+from slurm_resilience.runtime.planner import Placement
+
+_SLOW_PHASES = frozenset({Phase.INIT, Phase.RESUME, Phase.COMPILE})
+_OWN_TIME_PHASES = frozenset({Phase.CHECKPOINT, Phase.EVALUATION, Phase.USER})
+# An agent that dialled again sends what it had kept for us; a rank that it no longer has gets this long to be explained.
+_EXPLAIN_S = 1.0
+_LAST_WORDS_S = 1.0
+
+
+class Attempt:
+    """The state of one attempt; it decides nothing.
+
+    ``killing``: we have told the agents to kill the ranks, so their deaths are no news.
+    """
+
+    def __init__(self, number: int, placement: Placement, *, now: float) -> None:
+        self.number = number
+        self.placement = placement
+        self.node_of = placement.node_of()
+        self.started_at = now
+        self.evidence = Evidence()
+        self.facts = Facts(placement.world)
+        self.exits: dict[int, m.Exit] = {}
+        self.killing = False
+        self.written = False
+        self.master_port: int | None = None
+        self.rejoined: set[str] = set()
+        self.step = -1
+        self._launched: dict[str, m.Launched] = {}
+        self._progress: dict[int, tuple[m.RankProgress, float]] = {}
+        self._missing: dict[int, float] = {}
+        self._left_early_at: float | None = None
+        self._raised_at: float | None = None
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self.placement.nodes
+
+    @property
+    def world(self) -> int:
+        return len(self.node_of)
+
+    @property
+    def all_ended(self) -> bool:
+        return len(self.exits) == self.world
+
+    @property
+    def all_well(self) -> bool:
+        """Every rank has ended with code 0."""
+        return self.all_ended and all(end.code == 0 for end in self.exits.values())
+
+    def failed(self, now: float) -> bool:
+        """Something has ended, or not begun, that should not have.
+
+        A rank that has told of its exception gets a moment to print it and to end by itself.
+        """
+        return self.evidence.seen or (self._raised_at is not None and now - self._raised_at > _LAST_WORDS_S)
+
+    @property
+    def incomplete(self) -> bool:
+        """An agent came back without a rank that it should have."""
+        return any(rank not in self.exits for rank in self._missing)
+
+    def failed_at(self, wall: float) -> float:
+        """Wall-clock time of the first failure."""
+        origin = self.evidence.origin()
+        return min(wall, origin.since) if origin is not None else wall
+
+    def alive_on(self, node: str) -> set[int]:
+        """Ranks that should be alive there."""
+        return {rank for rank, where in self.node_of.items() if where == node and rank not in self.exits}
+
+    def hear(self, node: str, message: m.Message, *, now: float, wall: float) -> list[Note]:
+        """Note a message that belongs to this attempt; what is to be written because of it."""
+        match message:
+            case m.Beat():
+                self._saw_progress(message.progress(), now)
+            case m.StoreReady():
+                self.master_port = message.port
+            case m.StoreFailed():
+                self.master_port = 0
+                return [("store_failed", {"node": node, "detail": message.why}, None)]
+            case m.Launched():
+                return self._saw_launch(node, message, now)
+            case m.LaunchFailed():
+                self.evidence.add(Cause.LAUNCH_FAILED, t=wall, node=node, detail=message.why)
+            case m.Refused() if message.what in ("launch", "store"):
+                detail = f"refused to {message.what}: {message.why}"
+                self.evidence.add(Cause.LAUNCH_FAILED, t=wall, node=node, detail=detail)
+            case m.Exit() if message.rank in self.node_of:
+                return self._saw_exit(node, message, now)
+            case m.Fact():
+                return self._saw_fact(node, message, now)
+            case m.Stopped() if message.attempt == self.number and self.alive_on(node) and not self.killing:
+                detail = f"its agent had stopped the ranks by itself ({message.why})"
+                self.evidence.add(Cause.UNKNOWN, t=wall, node=node, detail=detail)
+        return []
+
+    def lost(self, node: str, *, since: float, why: str) -> None:
+        """The node is lost, and with it the ranks that it has."""
+        if self.alive_on(node):
+            self.evidence.add(Cause.NODE_LOST, t=since, node=node, detail=why)
+
+    def came_back(self, node: str, alive: set[int], now: float) -> None:
+        """The node's agent dialled again and still has these ranks."""
+        self.rejoined.add(node)
+        self._missing.update(dict.fromkeys(self.alive_on(node) - alive, now))
+
+    def judge(self, limits: LimitsConfig, *, now: float, wall: float) -> None:
+        """Look for ranks that have vanished or gone quiet; what is found becomes evidence."""
+        for rank, since in self._missing.items():
+            if rank not in self.exits and now - since > _EXPLAIN_S:
+                detail = "gone when its agent dialled again"
+                self.evidence.add(Cause.RANK_CRASH, t=wall, node=self.node_of[rank], rank=rank, detail=detail)
+        found = self._quiet(limits, now)
+        if found is not None:
+            rank, since, why = found
+            t = wall - (now - since)
+            self.evidence.add(Cause.HANG, t=t, node=self.node_of[rank], rank=rank, detail=why)
+
+    def _quiet(self, limits: LimitsConfig, now: float) -> tuple[int, float, str] | None:
+        """The first rank that has been quiet for too long, since when, and why that is too long.
+
+        A rank that never reported is judged only when another one has: a script may do without a ``Run``.  Where a rank
+        has left early, silent ones get ``init_s`` more, so that nobody waits for it for ever.
+        """
+        reporting = self.step >= 0 or any(each.phase != Phase.INIT for each, _ in self._progress.values())
+        for rank, (each, at) in sorted(self._progress.items()):
+            limit = limits.step_s
+            if each.phase in _SLOW_PHASES or each.step < 0:
+                limit = limits.init_s
+            elif each.phase in _OWN_TIME_PHASES:
+                limit = max(limits.init_s, limits.step_s)
+            if reporting and not each.done and each.age_s > limit:
+                why = f"no sign of life for {each.age_s:.0f} s in phase {_word(each.phase)} (limit {limit:g} s)"
+                return rank, at - each.age_s, why
+        if self._left_early_at is not None and not reporting and now - self._left_early_at > limits.init_s:
+            stayed = min(set(self.node_of) - set(self.exits))
+            why = f"ranks {sorted(self.exits)} left early with code 0 and the others did not follow in {limits.init_s:g} s"
+            return stayed, self._left_early_at, why
+        return None
+
+    def _saw_progress(self, progress: dict[int, m.RankProgress], now: float) -> None:
+        for rank, each in progress.items():
+            if rank in self.node_of and rank not in self.exits:
+                self._progress[rank] = (each, now)
+                self.step = max(self.step, each.step)
+
+    def _saw_launch(self, node: str, said: m.Launched, now: float) -> list[Note]:
+        notes: list[Note] = []
+        if not said.warm and said.reason:
+            notes.append(("launched_cold", {"node": node, "reason": said.reason}, None))
+        self._launched[node] = said
+        if set(self._launched) == set(self.nodes):
+            warm = all(each.warm for each in self._launched.values())
+            seconds = round(now - self.started_at, 3)
+            notes.append(("ranks_launched", {"world": self.world, "warm": warm, "seconds": seconds}, None))
+        return notes
+
+    def _saw_exit(self, node: str, end: m.Exit, now: float) -> list[Note]:
+        if end.rank in self.exits:
+            return []
+        self.exits[end.rank] = end
+        self.step = max(self.step, end.step)
+        self._progress.pop(end.rank, None)
+        if end.code != 0:
+            if not (self.killing and end.signal in ("SIGKILL", "SIGTERM")):
+                self.evidence.exit(t=end.t, node=node, rank=end.rank, code=end.code, signal=end.signal, tail=end.tail)
+            return []
+        if end.done or self.all_ended:
+            return []
+        if self._left_early_at is None:
+            self._left_early_at = now
+        return [("rank_exited_early", {"node": node, "rank": end.rank, "step": end.step}, end.t)]
+
+    def _saw_fact(self, node: str, fact: m.Fact, now: float) -> list[Note]:
+        step = fact.fields.get("step")
+        if isinstance(step, int):
+            self.step = max(self.step, step)
+        if fact.fact == "exception":
+            self._raised_at = self._raised_at or now
+            kind, message = str(fact.fields.get("type", "")), str(fact.fields.get("message", ""))
+            at = step if isinstance(step, int) else None
+            self.evidence.exception(t=fact.t, node=node, rank=fact.rank, kind=kind, message=message, step=at)
+        return self.facts.hear(node, fact)
+
+
+def _word(phase: int) -> str:
+    known = {int(each): each.name.lower() for each in Phase}
+    return known.get(phase, str(phase))

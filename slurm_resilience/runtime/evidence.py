@@ -1,0 +1,80 @@
+"""Which of the many ends that one fault causes was the first?
+
+One rank dies of its own cause; the others die of it, with exceptions that look much more impressive.  The earliest
+clue that is not an echo is the origin; when all are echoes, the earliest of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurm_resilience.errors import EXIT_CODE_OF, Cause
+
+# What ranks say when somebody else has died: gloo, NCCL and c10d's store.  Source: seen in torch 2.6-2.13.
+_ECHO = re.compile(
+    r"connection (?:reset|closed|refused|was closed)|broken pipe|gloo|nccl|tcpstore|distbackenderror|distnetworkerror"
+    r"|diststoreerror|processgroup|remote process has exited|socket timeout|heartbeat monitor",
+    re.IGNORECASE,
+)
+_OOM = re.compile(r"out of memory|outofmemory|memoryerror|cannot allocate memory", re.IGNORECASE)
+_ADDRESS = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
+_CAUSE_OF_CODE = {int(code): cause for cause, code in EXIT_CODE_OF.items() if cause is not Cause.UNKNOWN}
+_CAUSE_OF_TYPE = {"ConfigError": Cause.CONFIG_ERROR, "NoValidCheckpoint": Cause.BAD_CHECKPOINT}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The first thing that went wrong.  ``since`` is wall-clock seconds; ``signature`` is "" unless the user's code raised."""
+
+    cause: Cause
+    since: float
+    node: str
+    rank: int | None
+    detail: str
+    signature: str
+    echo: bool
+
+
+class Evidence:
+    """Everything that one attempt left behind about its end, in any order of arrival."""
+
+    def __init__(self) -> None:
+        self._seen: list[Origin] = []
+        self._said: dict[int, Origin] = {}
+        self._ends: dict[int, Origin] = {}
+
+    def exception(self, *, t: float, node: str, rank: int, kind: str, message: str, step: int | None) -> None:
+        """A rank's own account of its end; its first one stands for its exit too."""
+        detail = f"{kind}: {message}".strip().rstrip(":")
+        cause = Cause.OOM if _OOM.search(detail) else _CAUSE_OF_TYPE.get(kind.rpartition(".")[2], Cause.RANK_CRASH)
+        echo = cause is Cause.RANK_CRASH and _ECHO.search(detail) is not None
+        signature = "" if echo or cause is not Cause.RANK_CRASH else _ADDRESS.sub("0x", f"{detail[:500]} at step {step}")
+        where = "" if step is None else f" (after step {step})"
+        self._said.setdefault(rank, Origin(cause, t, node, rank, f"{detail}{where}", signature, echo))
+
+    def exit(self, *, t: float, node: str, rank: int, code: int, signal: str, tail: Sequence[str]) -> None:
+        """A rank ended that should not have."""
+        last = next((line.strip() for line in reversed(tail) if line.strip()), "")
+        how = f"killed by {signal or f'signal {-code}'}" if code < 0 else f"exited with {code}"
+        cause = _CAUSE_OF_CODE.get(code, Cause.RANK_CRASH)
+        if cause is Cause.RANK_CRASH and code > 0 and _OOM.search(last):
+            cause = Cause.OOM
+        echo = code > 0 and cause is Cause.RANK_CRASH and _ECHO.search(" ".join(tail[-5:])) is not None
+        detail = f"{how}; last line of its log: {last[:300]}" if last else how
+        self._ends.setdefault(rank, Origin(cause, t, node, rank, detail, "", echo))
+
+    def add(self, cause: Cause, *, t: float, node: str, detail: str, rank: int | None = None) -> None:
+        """A fault that was seen from outside: a silent node, a hang, a launch that failed."""
+        self._seen.append(Origin(cause, t, node, rank, detail, "", False))
+
+    @property
+    def seen(self) -> bool:
+        """There is more than a rank's own word for it."""
+        return bool(self._seen or self._ends)
+
+    def origin(self) -> Origin | None:
+        """The first real clue, None without any."""
+        unexplained = [end for rank, end in self._ends.items() if rank not in self._said]
+        return min([*self._seen, *self._said.values(), *unexplained], key=lambda clue: (clue.echo, clue.since), default=None)

@@ -1,0 +1,75 @@
+"""From what ranks say to events: one line where all ranks say the same, and nothing that a rank has no right to say."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from slurm_resilience.observe.vocabulary import EVENTS
+from slurm_resilience.runtime.messages import Fact
+
+# (event, fields, wall-clock time or None for now)
+Note = tuple[str, dict[str, Any], float | None]
+
+# Said by every rank, written once, when the last of them has said it.
+_TOGETHER = frozenset({"resumed", "started_fresh", "first_step", "finished", "stopped"})
+# What only ranks say.  Any other word of the vocabulary is the supervisor's: a rank that uses it is quoted, not believed.
+_OF_RANKS = frozenset(
+    {
+        "resumed", "started_fresh", "first_step", "step_reported", "checkpoint_started", "checkpoint_committed",
+        "checkpoint_failed", "stopped", "finished", "exception", "phase_done",
+    }
+)  # fmt: skip
+_OF_SUPERVISOR = EVENTS.keys() - _OF_RANKS
+_ENVELOPE = frozenset({"v", "seq", "t", "restart", "attempt", "event"})
+_WORD = re.compile(r"[a-z][a-z0-9_]{0,40}")
+_MOST_TRACEBACK_CHARS = 8000
+
+
+class Facts:
+    """What the ranks of one attempt have said so far."""
+
+    def __init__(self, world: int) -> None:
+        self._world = world
+        self._said: dict[str, dict[int, Fact]] = {}
+
+    def said(self, kind: str) -> bool:
+        """Any rank has said this."""
+        return kind in self._said
+
+    def words(self, kind: str) -> dict[str, Any]:
+        """What the lowest rank said under this kind; empty when nobody did."""
+        said = self._said.get(kind)
+        return said[min(said)].fields if said else {}
+
+    def hear(self, node: str, fact: Fact) -> list[Note]:
+        """Note a fact of this attempt; what is to be written because of it."""
+        if fact.fact not in _TOGETHER:
+            return [quote(node, fact)]
+        said = self._said.setdefault(fact.fact, {})
+        complete = len(said) == self._world
+        said[fact.rank] = fact
+        if complete or len(said) < self._world:
+            return []
+        fields = _clean(said[min(said)].fields)
+        seconds = [each.fields.get("seconds") for each in said.values()]
+        numbers = [value for value in seconds if isinstance(value, int | float)]
+        if numbers:
+            fields["seconds"] = max(numbers)
+        return [(fact.fact, {**fields, "ranks": len(said)}, max(each.t for each in said.values()))]
+
+
+def quote(node: str, fact: Fact) -> Note:
+    """The event of a single rank's fact."""
+    fields = {"node": node, "rank": fact.rank, **_clean(fact.fields)}
+    if fact.fact in _OF_SUPERVISOR or not _WORD.fullmatch(fact.fact):
+        return "fact_received", {**fields, "kind": fact.fact[:80]}, fact.t
+    return fact.fact, fields, fact.t
+
+
+def _clean(fields: dict[str, Any]) -> dict[str, Any]:
+    """Without names that belong to the envelope, and with a traceback of bounded length (its end says most)."""
+    out = {f"its_{key}" if key in _ENVELOPE or key in ("node", "rank") else key: value for key, value in fields.items()}
+    if isinstance(out.get("traceback"), str):
+        out["traceback"] = out["traceback"][-_MOST_TRACEBACK_CHARS:]
+    return out

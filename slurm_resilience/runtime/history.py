@@ -1,0 +1,104 @@
+"""What has happened to this run so far, as far as decisions depend on it: a fold over its events.
+
+The same fold serves a supervisor that has just written an event and one that was restarted and reads the file, so
+a budget cannot be escaped by dying.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Fault:
+    """The end of an attempt that was not asked for.
+
+    ``signature`` names the exception that started it (type, message, step), "" where there was none of the user's own.
+    """
+
+    attempt: int
+    cause: str
+    node: str
+    signature: str
+
+
+@dataclass
+class History:
+    """Counts since the last progress.  Progress is a committed checkpoint that is newer than any before."""
+
+    best_step: int = -1
+    progress: int = 0
+    faults: list[Fault] = field(default_factory=list)
+    supervisor_restarts: int = 0
+    job_id: str = ""
+    restart: int = -1
+    failed: bool = False
+    open_attempt: Mapping[str, Any] | None = None
+
+    @classmethod
+    def replay(cls, events: Iterable[Mapping[str, Any]]) -> History:
+        """The history in an event file."""
+        history = cls()
+        for event in events:
+            history.apply(event)
+        return history
+
+    def apply(self, event: Mapping[str, Any]) -> None:
+        """Take one more event into account; unknown kinds change nothing."""
+        handler = getattr(self, f"_on_{event['event']}", None)
+        if handler is not None:
+            handler(event)
+
+    def count(self, cause: str) -> int:
+        """How often ``cause`` has ended an attempt since the last progress."""
+        return Counter(fault.cause for fault in self.faults)[cause]
+
+    def same_signature(self) -> int:
+        """How many of the last faults in a row, all without progress in between, began with the same exception."""
+        last = self.faults[-1].signature if self.faults else ""
+        run = 0
+        for fault in reversed(self.faults):
+            if not last or fault.signature != last:
+                break
+            run += 1
+        return run
+
+    def _on_checkpoint_committed(self, event: Mapping[str, Any]) -> None:
+        step = event.get("step")
+        if isinstance(step, int) and step > self.best_step:
+            self.best_step = step
+            self.progress += 1
+            self._forgive()
+
+    def _on_attempt_started(self, event: Mapping[str, Any]) -> None:
+        self.open_attempt = event
+
+    def _on_attempt_stopped(self, event: Mapping[str, Any]) -> None:
+        self.open_attempt = None
+        if event.get("fault"):
+            cause, node, signature = (str(event.get(key, "")) for key in ("cause", "node", "signature"))
+            self.faults.append(Fault(int(event["attempt"]), cause, node, signature))
+
+    def _on_allocation_started(self, event: Mapping[str, Any]) -> None:
+        job_id = str(event.get("job_id", ""))
+        if self.failed and job_id != self.job_id:
+            # Somebody has seen the failure and submitted the run again.  A requeue of the same job may be RequeueExit's
+            # doing, with nobody looking, and forgives nothing.
+            self._forgive()
+        self.failed = False
+        self.job_id = job_id
+        self.restart = int(event.get("restart", 0))
+        self.open_attempt = None
+
+    def _on_supervisor_restarted(self, event: Mapping[str, Any]) -> None:
+        self.supervisor_restarts += 1
+
+    def _on_run_failed(self, event: Mapping[str, Any]) -> None:
+        self.failed = True
+
+    def _forgive(self) -> None:
+        self.faults.clear()
+        self.supervisor_restarts = 0

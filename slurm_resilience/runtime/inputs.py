@@ -1,0 +1,170 @@
+"""What the coordinator hears, and what it wants done: plain values, so that every transition can be tested without I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_resilience.runtime.messages import Hello, Message
+from slurm_resilience.runtime.run_folder import RunStatus
+from slurm_resilience.slurm.cause import Verdict
+
+# --- what it hears ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed.  Comes first in every round of the loop, so that a jump of our own clock is seen before anything."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """An agent proved itself on a new connection."""
+
+    conn: int
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class Heard:
+    """A message of an agent."""
+
+    conn: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Parted:
+    """A connection ended."""
+
+    conn: int
+    why: str
+
+
+@dataclass(frozen=True)
+class CarrierEnded:
+    """The process that had started the agent (srun, or the agent itself) ended.  ``tail``: its last words."""
+
+    node: str
+    code: int
+    tail: str
+
+
+@dataclass(frozen=True)
+class AttemptWritten:
+    """The attempt number is durable: older ones are fenced from here on."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class SlurmSaid:
+    """The answer to :class:`AskSlurm`."""
+
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class Signalled:
+    """The supervisor itself got a signal."""
+
+    signal: str
+    t: float
+
+
+@dataclass(frozen=True)
+class RequeueEnded:
+    """The recipe ran to its end; ``fields`` go into the event."""
+
+    ok: bool
+    reason: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Superseded:
+    """Another supervisor has announced itself in the run folder."""
+
+    epoch: int
+
+
+Input = Tick | Joined | Heard | Parted | CarrierEnded | AttemptWritten | SlurmSaid | Signalled | RequeueEnded | Superseded
+
+
+# --- what it wants ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Send:
+    """Say something to an agent."""
+
+    conn: int
+    message: Message
+
+
+@dataclass(frozen=True)
+class Drop:
+    """Give a connection up.  With ``quit`` its agent is told to end; otherwise it may dial again."""
+
+    conn: int
+    why: str
+    quit: bool = False
+
+
+@dataclass(frozen=True)
+class Record:
+    """Append an event."""
+
+    event: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    t: float = 0.0
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class WriteAttempt:
+    """Make the attempt number durable; answered by :class:`AttemptWritten`."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class WriteStatus:
+    """Write ``state.json``."""
+
+    status: RunStatus
+
+
+@dataclass(frozen=True)
+class StartAgent:
+    """Start an agent there; its carrier's end is answered by :class:`CarrierEnded`."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class AskSlurm:
+    """Ask why the job ends, if it does; answered by :class:`SlurmSaid`.  ``heard_at``: wall clock of the warning."""
+
+    heard_at: float
+
+
+@dataclass(frozen=True)
+class Requeue:
+    """Run the recipe for (fewest, most) ``nodes``; answered by :class:`RequeueEnded`.
+
+    ``lost``: nodes that have no agent, and the wall-clock time when they were last heard.
+    """
+
+    nodes: tuple[int, int]
+    lost: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """All is done; end with this code."""
+
+    exit_code: int
+
+
+Output = Send | Drop | Record | WriteAttempt | WriteStatus | StartAgent | AskSlurm | Requeue | Finish

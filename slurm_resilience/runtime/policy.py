@@ -1,0 +1,143 @@
+"""What happens next, and why: pure functions from (history, situation) to a decision with its reason as a sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from slurm_resilience.config import BudgetConfig, ResilienceConfig
+from slurm_resilience.errors import EXIT_CODE_OF, Cause, ExitCode
+from slurm_resilience.runtime.history import History
+
+Action = Literal["launch", "wait", "requeue", "stop"]
+
+# A supervisor that dies this often without progress in between is itself the fault.
+MAX_SUPERVISOR_RESTARTS = 10
+# A node that has fallen silent may come back: a switch restarts, a cable is put back.  Waited for only when too few are left.
+RETURN_S = 30.0
+_BACK_OFF_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+_SAME_EXCEPTION = 2
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What the coordinator sees while nothing runs.
+
+    ``fault``: the cause that ended the last attempt, None at the start of an allocation.  ``ready`` nodes could run ranks
+    now, in order of preference; ``coming`` ones are starting or warming up and still within their time; ``returning``
+    ones are lost and may come back.  ``idle_s``: since nothing runs.
+    """
+
+    fault: Cause | None
+    detail: str
+    ready: tuple[str, ...]
+    coming: tuple[str, ...] = ()
+    returning: tuple[str, ...] = ()
+    lost: tuple[str, ...] = ()
+    idle_s: float = 0.0
+    can_requeue: bool = True
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do.  ``reason`` is a sentence for people; ``cause`` is why the run ends or moves, where it does."""
+
+    action: Action
+    reason: str
+    nodes: tuple[str, ...] = ()
+    cause: Cause = Cause.UNKNOWN
+    exit_code: ExitCode = ExitCode.OK
+
+    def because(self, evidence: str) -> Decision:
+        """The same decision with more evidence in its reason."""
+        return replace(self, reason=f"{self.reason} ({evidence})") if evidence else self
+
+
+def budget_of(cause: Cause, budgets: BudgetConfig) -> int | None:
+    """How often a cause may strike without progress; None where it is free."""
+    if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CANCELLED, Cause.NODE_DRAINED):
+        return None
+    if cause in (Cause.CONFIG_ERROR, Cause.APP_ERROR):
+        return 0
+    return int(getattr(budgets, cause.value, budgets.rank_crash))
+
+
+def decide(history: History, now: Situation, config: ResilienceConfig) -> Decision:
+    """Launch, wait, requeue or stop, after a fault or at the start of an allocation."""
+    return _give_up(history, now, config) or _back_off(history, now) or _with_whom(now, config)
+
+
+def decide_warned(cause: Cause, detail: str, *, already_requeued: bool, can_requeue: bool) -> Decision:
+    """Requeue or stop, after everything has saved and ended on a warning.
+
+    A cancelled job is never requeued, and neither is one whose cause nobody could tell: the recipe would bring a cancelled
+    job back to life.  Source: facts measured on Slurm 22.05, ``requeuehold`` answers 0 for a job in mid-cancel.
+    """
+    code = EXIT_CODE_OF[cause]
+    if already_requeued:
+        return Decision(
+            "requeue", f"{detail}: Slurm has requeued the job already; the next allocation goes on", (), cause, code
+        )
+    if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.NODE_LOST, Cause.NODE_DRAINED):
+        if can_requeue:
+            return Decision("requeue", f"{detail}: the run goes on in a new allocation", (), cause, code)
+        return Decision("stop", f"{detail}; requeueing is off or not possible here", (), cause, code)
+    return Decision("stop", f"{detail}: the run ends here", (), cause, code)
+
+
+def _give_up(history: History, now: Situation, config: ResilienceConfig) -> Decision | None:
+    if history.supervisor_restarts > MAX_SUPERVISOR_RESTARTS:
+        reason = f"the supervisor was restarted {history.supervisor_restarts} times without a new checkpoint in between"
+        return Decision("stop", reason, (), Cause.UNKNOWN, ExitCode.INTERNAL)
+    if now.fault is None:
+        return None
+    same = history.same_signature()
+    if same >= _SAME_EXCEPTION:
+        often = "twice" if same == _SAME_EXCEPTION else f"{same} times"
+        reason = (
+            f"the same exception at the same step {often}, nothing gained in between: your code, not the cluster ({now.detail})"
+        )
+        return Decision("stop", reason, (), Cause.APP_ERROR, ExitCode.APP_ERROR)
+    budget = budget_of(now.fault, config.budgets)
+    used = history.count(now.fault)
+    if budget is not None and used > budget:
+        since = f"since the checkpoint at step {history.best_step}" if history.best_step >= 0 else "without a single checkpoint"
+        times = "once" if used == 1 else f"{used} times"
+        reason = f"{now.fault} {times} {since}, more than its budget of {budget} allows ({now.detail})"
+        return Decision("stop", reason, (), now.fault, EXIT_CODE_OF[now.fault])
+    return None
+
+
+def _back_off(history: History, now: Situation) -> Decision | None:
+    if now.fault in (None, Cause.NODE_LOST):
+        return None
+    pause = _BACK_OFF_S[min(len(history.faults), len(_BACK_OFF_S) - 1)]
+    if now.idle_s >= pause:
+        return None
+    return Decision("wait", f"{len(history.faults)} faults without progress: a pause of {pause:g} s before the next launch")
+
+
+def _with_whom(now: Situation, config: ResilienceConfig) -> Decision:
+    fewest, most = config.nodes
+    if len(now.ready) >= most:
+        return Decision("launch", _counted(now, most, fewest), now.ready[:most])
+    if now.coming:
+        return Decision("wait", f"{len(now.ready)} of {most} nodes are ready; waiting for {', '.join(now.coming)}")
+    if len(now.ready) >= fewest:
+        return Decision("launch", _counted(now, len(now.ready), fewest), now.ready)
+    short = f"{len(now.ready)} nodes are ready and at least {fewest} are needed"
+    if now.returning and now.idle_s < RETURN_S:
+        return Decision("wait", f"{short}; {', '.join(now.returning)} may come back")
+    cause = now.fault if now.fault in (Cause.NODE_LOST, Cause.NODE_DRAINED) else Cause.LAUNCH_FAILED
+    if now.fault is None and now.lost:
+        cause = Cause.NODE_LOST
+    if now.can_requeue:
+        return Decision("requeue", f"{short}: a new allocation is asked for", (), cause, EXIT_CODE_OF[cause])
+    return Decision("stop", f"{short}, and the job cannot be requeued", (), cause, EXIT_CODE_OF[cause])
+
+
+def _counted(now: Situation, count: int, fewest: int) -> str:
+    lost = f", without {', '.join(now.lost)}" if now.lost else ""
+    spare = len(now.ready) - count
+    spares = f"; {spare} spare" if spare else ""
+    return f"{count} node{'s' if count != 1 else ''} (at least {fewest}){lost}{spares}"
