@@ -35,7 +35,9 @@ def sparkline(curve: dict[int, float], low: float, high: float, width: int = 60)
     values = list(curve.values())
     out = []
     for column in range(min(width, len(values))):
-        piece = values[column * len(values) // width : max((column + 1) * len(values) // width, column * len(values) // width + 1)]
+        piece = values[
+            column * len(values) // width : max((column + 1) * len(values) // width, column * len(values) // width + 1)
+        ]
         mean = sum(piece) / len(piece)
         out.append(BARS[min(len(BARS) - 1, int((mean - low) / (high - low or 1.0) * len(BARS)))])
     return "".join(out)

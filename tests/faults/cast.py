@@ -8,29 +8,40 @@ same process.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurm_resilience.sandbox.processes import Process, all_pids, command_line, name, parent
+from slurm_resilience.sandbox.processes import Process, all_pids, command_line, name, open_file, parent
 
-AGENT_MODULE = "slurm_resilience.runtime.agent"
-LAUNCHER_NAME = "sr-launcher"
+AGENT, LAUNCHER = "sr-agent", "sr-launcher"
+_LOG = re.compile(r"/attempt-(\d+)/rank-(\d+)\.log$")
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A living rank.  Its output goes to the log of its attempt, which tells which one it is."""
+
+    process: Process
+    node: str
+    attempt: int
+    rank: int
 
 
 @dataclass(frozen=True)
 class Cast:
-    """The living processes of one run at one moment, by node."""
+    """The living processes of one run at one moment; launchers are those that have ranks now."""
 
     supervisors: list[Process]
     agents: dict[str, Process]
     launchers: dict[str, Process]
-    ranks: dict[str, list[Process]]
+    ranks: list[Rank]
 
-    def everybody(self) -> list[tuple[str, Process]]:
-        out = [("supervisor", process) for process in self.supervisors]
-        out += [(f"agent of {node}", process) for node, process in self.agents.items()]
-        out += [(f"launcher of {node}", process) for node, process in self.launchers.items()]
-        out += [(f"rank on {node}", process) for node, each in self.ranks.items() for process in each]
+    def everybody(self) -> list[str]:
+        out = [f"supervisor {process.pid}" for process in self.supervisors]
+        out += [f"agent {process.pid} of {node}" for node, process in self.agents.items()]
+        out += [f"launcher {process.pid} of {node}" for node, process in self.launchers.items()]
+        out += [f"rank {each.rank} of attempt {each.attempt} on {each.node}, {each.process.pid}" for each in self.ranks]
         return out
 
 
@@ -48,7 +59,7 @@ def look(run_dir: Path) -> Cast:
     """The cast of the run in ``run_dir`` now.  Zombies do not play."""
     folder = os.fspath(run_dir)
     children: dict[int, list[Process]] = {}
-    ours: dict[int, tuple[Process, list[str]]] = {}
+    ours: dict[Process, list[str]] = {}
     for pid in all_pids():
         try:
             process = Process.of(pid)
@@ -59,27 +70,33 @@ def look(run_dir: Path) -> Cast:
         children.setdefault(parent(pid), []).append(process)
         argv = command_line(pid)
         if option(argv, "--run-dir") == folder:
-            ours[pid] = (process, argv)
+            ours[process] = argv
 
-    cast = Cast([], {}, {}, {})
-    for process, argv in ours.values():
-        if AGENT_MODULE in argv:
+    cast = Cast([], {}, {}, [])
+    for process, argv in ours.items():
+        if name(process.pid) == AGENT:
             node = option(argv, "--node") or "?"
             cast.agents[node] = process
-            cast.ranks[node] = []
             for child in children.get(process.pid, []):
-                if name(child.pid) == LAUNCHER_NAME:
+                grandchildren = [rank_of(each, node) for each in children.get(child.pid, [])]
+                ranks = [each for each in [rank_of(child, node), *grandchildren] if each is not None]
+                cast.ranks.extend(ranks)
+                if ranks and name(child.pid) == LAUNCHER:
                     cast.launchers[node] = child
-                    cast.ranks[node] += [rank for rank in children.get(child.pid, []) if name(rank.pid) != LAUNCHER_NAME]
-                elif command_line(child.pid)[-1:] == ["rank"]:
-                    cast.ranks[node].append(child)
         elif is_supervisor(argv):
             cast.supervisors.append(process)
     return cast
 
 
+def rank_of(process: Process, node: str) -> Rank | None:
+    match = _LOG.search(open_file(process.pid, 1))
+    return Rank(process, node, int(match[1]), int(match[2])) if match else None
+
+
 def is_supervisor(argv: list[str]) -> bool:
-    """`slurm-resilience run …`, as a console script or as a module; not the srun that carries an agent."""
-    before = argv[: argv.index("--")] if "--" in argv else argv
-    program = any(os.path.basename(word) in ("slurm-resilience", "slurm_resilience") for word in before[:4])
-    return program and "run" in before[:5]
+    """`slurm-resilience run …`, as a console script or as a module; not a shell that has these words in its script."""
+    words = argv[: argv.index("--")] if "--" in argv else argv
+    at = next(
+        (at for at, word in enumerate(words[:4]) if os.path.basename(word) in ("slurm-resilience", "slurm_resilience")), None
+    )
+    return at is not None and words[at + 1 : at + 2] == ["run"] and not os.path.basename(words[0]).endswith("sh")

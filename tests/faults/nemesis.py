@@ -93,13 +93,12 @@ class Nemesis:
             if fault.kind == "supervisor":
                 candidates[:] = [(self.batch_host, process) for process in seen.supervisors]
             else:
-                nodes = [node for node in sorted(seen.agents) if (node == self.batch_host) == fault.on_batch_host]
                 found = {
-                    "rank": [(node, process) for node in nodes for process in seen.ranks[node]],
-                    "launcher": [(node, seen.launchers[node]) for node in nodes if node in seen.launchers],
-                    "agent": [(node, seen.agents[node]) for node in nodes],
+                    "rank": [(each.node, each.process) for each in seen.ranks],
+                    "launcher": list(seen.launchers.items()),
+                    "agent": list(seen.agents.items()),
                 }
-                candidates[:] = found[fault.kind]
+                candidates[:] = [each for each in found[fault.kind] if (each[0] == self.batch_host) == fault.on_batch_host]
             return bool(candidates)
 
         # a relaunch may be under way: then the target is there in a moment
