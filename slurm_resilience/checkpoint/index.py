@@ -10,10 +10,11 @@ either a next head whose checkpoint is not there (it is ignored) or one whose ch
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ __all__ = ["CheckpointIndex", "Entry", "State"]
 VERSION = 1
 HEAD_BYTES = 4096
 HEAD_ENTRIES = 8
+BY_SCAN = "scan"
 
 log = logging.getLogger(__name__)
 
@@ -81,27 +83,24 @@ class CheckpointIndex:
         finally:
             os.close(fd)
 
-    def scan(self, *, newest: int | None = None, wanted: Callable[[Entry], bool] | None = None) -> list[Entry]:
-        """The entries as the directories tell them, newest first: the slow truth, for rebuilding and for people.
+    def walk(self) -> Iterator[Entry]:
+        """The entries as the directories tell them, newest first: the slow truth, one manifest at a time.
 
-        With ``newest``, stops after so many ``wanted`` ones.  A directory whose manifest cannot be believed
-        becomes a quarantined entry with that reason.
+        A directory whose manifest cannot be believed becomes a quarantined entry with that reason, found by ``BY_SCAN``.
         """
         try:
             listed = os.listdir(self.root)
         except FileNotFoundError:
-            return []
-        parsed = sorted(((p.attempt, p.step, name) for name in listed if (p := names.parse(name)) is not None), reverse=True)
-        found: list[Entry] = []
-        for _, _, name in parsed:
+            return
+        for _, _, name in sorted(((p.attempt, p.step, name) for name in listed if (p := names.parse(name))), reverse=True):
             entry = self.entry(name)
-            if entry is None:
-                continue
-            if wanted is None or wanted(entry):
-                found.append(entry)
-            if newest is not None and len(found) >= newest:
-                break
-        return found
+            if entry is not None:
+                yield entry
+
+    def newest_usable(self, *, without: Collection[str] = ()) -> list[Entry]:
+        """As many of the newest usable entries as a head may hold, from the directories."""
+        usable = (entry for entry in self.walk() if entry.usable and entry.name not in without)
+        return list(itertools.islice(usable, HEAD_ENTRIES))
 
     def entry(self, name: str) -> Entry | None:
         """One directory's entry with its marks; None when the directory is gone."""
@@ -116,7 +115,7 @@ class CheckpointIndex:
                 return None
             reason = error.what if isinstance(error, CheckpointError) else str(error)
             return Entry(
-                name, parsed.step, parsed.attempt, 0, 0, "", state=State.QUARANTINED, by="scan", reason=reason
+                name, parsed.step, parsed.attempt, 0, 0, "", state=State.QUARANTINED, by=BY_SCAN, reason=reason
             )  # fmt: skip
 
     def _base(self, directory: Path) -> Entry:
@@ -133,7 +132,7 @@ class CheckpointIndex:
 
     def rebuild(self) -> list[Entry]:
         """Make the head anew from the directories; returns the entries that went into it, newest first."""
-        usable = self.scan(newest=HEAD_ENTRIES, wanted=lambda entry: entry.usable)
+        usable = self.newest_usable()
         self.publish(usable)
         self.withdraw()
         return usable

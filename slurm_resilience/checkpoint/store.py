@@ -22,7 +22,7 @@ from slurm_resilience._clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.checkpoint import lease, marks, names, space
 from slurm_resilience.checkpoint.entry import Entry, State
 from slurm_resilience.checkpoint.fence import Fence
-from slurm_resilience.checkpoint.index import HEAD_ENTRIES, CheckpointIndex
+from slurm_resilience.checkpoint.index import BY_SCAN, CheckpointIndex
 from slurm_resilience.checkpoint.lock import RootLock
 from slurm_resilience.checkpoint.manifest import Item, Manifest, check_declared, read_manifest
 from slurm_resilience.checkpoint.prune import Sweeper, bury, is_read_after_all, victims
@@ -103,7 +103,13 @@ class CheckpointStore:
             log.info("unfinished saves of an older attempt were moved to %s", path)
         with self._lock.held():
             known = self.index.lookup()
-            newest = self.index.scan(newest=1, wanted=lambda entry: entry.usable)
+            newest: list[Entry] = []
+            for entry in self.index.walk():
+                if entry.usable:
+                    newest = [entry]
+                    break
+                if entry.by == BY_SCAN:
+                    log.error("%s is passed over: %s", self.root / entry.name, entry.reason)
             if known is None or known[:1] != newest or self.index.next_path.exists():
                 if newest:
                     log.warning("the index of %s was behind its directories and is rebuilt", self.root)
@@ -127,7 +133,7 @@ class CheckpointStore:
             if not entry.attempts and self.index.present(entry):
                 seen.add(entry.name)
                 yield entry
-        rest = self.index.scan(wanted=lambda entry: entry.usable and entry.name not in seen)
+        rest = [entry for entry in self.index.walk() if entry.usable and entry.name not in seen]
         yield from (entry for entry in rest if not entry.attempts)
         yield from (entry for entry in rest if entry.attempts)
 
@@ -140,7 +146,7 @@ class CheckpointStore:
 
     def entries(self) -> list[Entry]:
         """All entries, quarantined ones too, newest first, as the directories tell them.  O(number of checkpoints)."""
-        return self.index.scan()
+        return list(self.index.walk())
 
     def rebuild(self) -> list[Entry]:
         """Make the index anew from the manifests."""
@@ -248,7 +254,7 @@ class CheckpointStore:
 
     def _publish(self, draft: Draft, entry: Entry) -> None:
         head = self.index.lookup()
-        self.index.announce([entry, *(head if head is not None else self.index.scan(newest=8, wanted=lambda e: e.usable))])
+        self.index.announce([entry, *(head if head is not None else self.index.newest_usable())])
         attempt = entry.attempt
         try:
             self.fence_token.check(attempt)
@@ -307,7 +313,7 @@ class CheckpointStore:
         names_going = {entry.name for entry in going}
         head = self.index.lookup()
         if head is None or any(entry.name in names_going for entry in head):
-            self.index.publish(self.index.scan(newest=HEAD_ENTRIES, wanted=lambda e: e.usable and e.name not in names_going))
+            self.index.publish(self.index.newest_usable(without=names_going))
             self.index.withdraw()
         gone = []
         for entry in going:
@@ -400,4 +406,4 @@ class CheckpointStore:
                 return self.index.rebuild()
         except (OSError, Fenced) as error:
             log.warning("the index of %s could not be mended (%s); its directories were read instead", self.root, error)
-            return self.index.scan(newest=8, wanted=lambda entry: entry.usable)
+            return self.index.newest_usable()

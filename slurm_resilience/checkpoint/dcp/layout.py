@@ -5,6 +5,7 @@ Reading goes by the manifest alone: DCP's ``.metadata`` is written, for others, 
 
 from __future__ import annotations
 
+import math
 import os
 import pickle
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import SavePlan
 
 from slurm_resilience.checkpoint import names
 from slurm_resilience.checkpoint.dcp import ranks
@@ -31,13 +33,13 @@ from slurm_resilience.checkpoint.manifest import Item, Manifest
 from slurm_resilience.errors import CheckpointError
 
 
-def write_metadata(directory: Path, metadata: Metadata, shards: Iterable[Shard]) -> bytes:
+def write_metadata(directory: Path, name: str, metadata: Metadata, shards: Iterable[Shard]) -> bytes:
     """Write DCP's ``.metadata`` durably, after a check that every declared item was stored; returns its bytes.
 
     Raises :class:`CheckpointError` when an item is declared and nobody wrote it.
     """
     metadata.storage_data = {index: info for shard in shards for index, info in shard.stored}
-    metadata.storage_meta = StorageMeta()
+    metadata.storage_meta = StorageMeta(save_id=name)
     metadata.version = CURRENT_DCP_VERSION
     stored = {(index.fqn, tuple(index.offset or ())) for index in metadata.storage_data}
     for key, about in metadata.state_dict_metadata.items():
@@ -54,6 +56,16 @@ def write_metadata(directory: Path, metadata: Metadata, shards: Iterable[Shard])
     finally:
         os.close(fd)
     return raw
+
+
+def expected_bytes(plans: Iterable[SavePlan]) -> int:
+    """About how many bytes a save will write: its tensors; frames and manifest come on top."""
+    total = 0
+    for plan in plans:
+        for item in plan.items:
+            if item.tensor_data is not None and item.tensor_data.chunk is not None:
+                total += math.prod(item.tensor_data.chunk.sizes) * item.tensor_data.properties.dtype.itemsize
+    return total
 
 
 def tensors(metadata: Metadata) -> dict[str, dict[str, Any]]:

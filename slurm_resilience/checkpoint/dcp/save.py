@@ -55,13 +55,13 @@ def save(
     def begin(plans: list[SavePlan]) -> list[tuple[SavePlan, Path]]:
         merged, metadata = planner.create_global_plan(plans)
         layouts.append(metadata)
-        drafts.append(store.begin(step))
+        drafts.append(store.begin(step, expected_bytes=layout.expected_bytes(merged)))
         return [(part, drafts[0].path) for part in merged]
 
     def commit(shards: list[Shard | None]) -> Entry:
         written = [shard for shard in shards if shard is not None]
         metadata = layouts[0]
-        metadata_bytes = layout.write_metadata(drafts[0].path, metadata, written)
+        metadata_bytes = layout.write_metadata(drafts[0].path, drafts[0].name, metadata, written)
         files: dict[str, dict[str, Any]] = {shard.file: {"bytes": shard.bytes} for shard in written}
         files[names.METADATA] = {"bytes": len(metadata_bytes), "sha256": sha256(metadata_bytes)}
         items = list(itertools.chain.from_iterable(shard.items for shard in written))

@@ -47,6 +47,7 @@ class _Sink:
         self._frame = xxhash.xxh3_64()
         self._pending: list[bytes] = []
         self.found: tuple[int, str] | None = None
+        self.error: OSError | None = None
 
     def expect(self, address: int, data_bytes: int) -> None:
         """The next record's data lies at this address of our memory."""
@@ -80,8 +81,12 @@ class _Sink:
             self._pending.clear()
 
     def _put(self, view: memoryview) -> None:
-        while view:
-            view = view[os.write(self._fd, view) :]
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+        except OSError as error:
+            self.error = error
+            raise
 
 
 def _address(view: memoryview) -> int:
@@ -127,7 +132,12 @@ def _write_item(sink: _Sink, file: str, item: WriteItem, planner: SavePlanner) -
     if tensor.untyped_storage().nbytes() != tensor.nbytes:
         tensor = tensor.clone()
     sink.expect(tensor.data_ptr(), tensor.nbytes)
-    torch.save(tensor, sink)  # type: ignore[arg-type]  # it needs write and flush, no more
+    try:
+        torch.save(tensor, sink)  # type: ignore[arg-type]  # it needs write and flush, no more
+    except RuntimeError:
+        if sink.error is not None:  # the zip writer turns "no space left" into "unexpected pos"
+            raise sink.error from None
+        raise
     at, joined = sink.found or (start, "")
     return Item(
         key,

@@ -16,8 +16,7 @@ from slurm_resilience.checkpoint.index import CheckpointIndex
 from slurm_resilience.checkpoint.lock import RootLock
 from slurm_resilience.checkpoint.retention import Retention
 from slurm_resilience.errors import Fenced
-
-from .drafts import commit, fill, opened
+from tests.unit.checkpoint.drafts import commit, fill, opened
 
 
 @pytest.fixture(params=["lock works", "lock excludes nobody"])

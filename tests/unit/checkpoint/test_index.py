@@ -16,8 +16,7 @@ from slurm_resilience.checkpoint import marks, names, sealed
 from slurm_resilience.checkpoint.index import CheckpointIndex, Entry
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError
-
-from .drafts import commit, opened
+from tests.unit.checkpoint.drafts import commit, opened
 
 _seen: list[tuple[str, str]] | None = None
 _hooked = False

@@ -20,8 +20,7 @@ from slurm_resilience.checkpoint.retention import Retention, kept
 from slurm_resilience.checkpoint.space import NoSpace
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError
-
-from .drafts import commit, fill, opened
+from tests.unit.checkpoint.drafts import commit, fill, opened
 
 
 def steps(store: CheckpointStore) -> list[int]:
