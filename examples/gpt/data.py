@@ -39,7 +39,9 @@ class Text:
 
     def train(self, indices: tuple[int, ...] | list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of some training samples, each of shape (samples, context)."""
-        return self._cut([index // (VALIDATION_EVERY - 1) * VALIDATION_EVERY + index % (VALIDATION_EVERY - 1) for index in indices])
+        return self._cut(
+            [index // (VALIDATION_EVERY - 1) * VALIDATION_EVERY + index % (VALIDATION_EVERY - 1) for index in indices]
+        )
 
     def validation(self, indices: tuple[int, ...] | list[int] | range) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of some validation samples."""

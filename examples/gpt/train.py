@@ -98,7 +98,10 @@ def train(
     run.probe(lambda tokens, targets: loss_of(model, tokens, targets), *(part.to(device) for part in text.validation(range(4))))
     start = run.resume()
     say = print if run.rank == 0 and not quiet else lambda *_, **__: None
-    say(f"{'resumed at step' if start else 'started at step'} {start} with {run.world_size} ranks, attempt {run.attempt}", flush=True)
+    say(
+        f"{'resumed at step' if start else 'started at step'} {start} with {run.world_size} ranks, attempt {run.attempt}",
+        flush=True,
+    )
 
     for step in run.steps(steps):
         began = time.perf_counter()

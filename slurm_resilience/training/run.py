@@ -249,6 +249,9 @@ class Run(Identity):
             obey_signals=not self.supervised,
         )
         self._stepper.batches = self._batches
+        noted = self._stepper.note_update
+        for optimizer in self._registry.optimizers.values():
+            optimizer.register_step_post_hook(lambda *_: noted())
         self._link.beat(step)
         self._link.enter(Phase.USER)
         return step

@@ -13,6 +13,7 @@ from typing import Any
 
 from slurm_resilience.checkpoint import dcp
 from slurm_resilience.checkpoint.entry import Entry
+from slurm_resilience.checkpoint.retention import Retention
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError, Fenced
 from slurm_resilience.progress.page import Phase
@@ -84,7 +85,15 @@ class Saver:
             self._link.send(
                 "checkpoint_committed", step=step, name=entry.name, bytes=entry.bytes, seconds=round(self.cost_s, 6)
             )
+            self._prune()
         return entry
+
+    def _prune(self) -> None:
+        """Keep the newest few.  Old checkpoints that cannot be removed cost room, not the run."""
+        try:
+            self._store.prune(Retention(keep_last=self.keep_last))
+        except (CheckpointError, OSError) as error:
+            log.warning("old checkpoints were not removed: %s", error)
 
     def snapshot(self, step: int) -> Snapshot:
         """All that a checkpoint of ``step`` keeps, except what belongs to one rank alone.  Changes nothing."""

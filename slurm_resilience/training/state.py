@@ -180,7 +180,7 @@ class Registry:
             if mine != theirs:
                 odd = min(mine ^ theirs)
                 raise MismatchedCheckpoint(
-                    f"The checkpoint keeps other {kind} than this script has registered",
+                    f"The checkpoint keeps other {'objects' if kind == 'others' else kind} than this script has registered",
                     evidence=f"here: {', '.join(sorted(mine)) or 'none'}; there: {', '.join(sorted(theirs)) or 'none'}"
                     + (f" ({odd!r}: {nearest(odd, mine | theirs - {odd})})" if kind != "others" and mine and theirs else ""),
                     remedy="register the same objects under the same names as before, or start a new run folder",

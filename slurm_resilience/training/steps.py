@@ -63,6 +63,7 @@ class Stepper:
         self._saves_by_signal = 0
         self._save_asked = False
         self._inside = False
+        self._updated = False
         self._first = True
         self._reported: dict[str, Any] = {}
         self._last_report_s = 0.0
@@ -73,20 +74,34 @@ class Stepper:
         """See :meth:`Run.steps`."""
         if self.outcome:
             return
+        self._settle()
         if self.step >= total:
             log.warning("the run is already complete: it stands at step %d of %d, nothing is trained", self.step, total)
             self._end("already_complete")
             return
         while self.step < total:
             self._link.enter(Phase.STEP)
-            self._inside = True
-            yield self.step
-            self._inside = False
+            self._inside, self._updated = True, False
+            try:
+                yield self.step
+            finally:
+                self._inside = False
+            self._updated = False
             self.step += 1
             self._after_step(total)
             if self.stopping:
                 return
         self.finish()
+
+    def note_update(self) -> None:
+        """An optimizer has changed the parameters."""
+        self._updated = True
+
+    def _settle(self) -> None:
+        """Count the step in which the loop was left by ``break``, if its update was made."""
+        if self._updated and not self._inside:
+            self._updated = False
+            self.step += 1
 
     def _after_step(self, total: int) -> None:
         step = self.step
@@ -169,6 +184,7 @@ class Stepper:
         """See :meth:`Run.finish`."""
         if self.outcome:
             return
+        self._settle()
         self._agreement.drain()
         if self._saver.saved_step != self.step and self.save() is None:
             raise CheckpointError(
@@ -190,6 +206,7 @@ class Stepper:
         if self._inside:
             self._save_asked = True
             return None
+        self._settle()
         return self.save()
 
     def save(self) -> Entry | None:

@@ -1,0 +1,129 @@
+"""What the ranks of a test world do.  Functions of modules, because they travel by name."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "gpt"
+WIDTH = 13  # divides by no world size used here
+
+
+def make_model(dropout: float = 0.0) -> Any:
+    import torch
+
+    torch.manual_seed(7)
+    return torch.nn.Sequential(
+        torch.nn.Linear(WIDTH, 3 * WIDTH), torch.nn.Tanh(), torch.nn.Dropout(dropout), torch.nn.Linear(3 * WIDTH, 5)
+    )
+
+
+def sample(indices: Any) -> tuple[Any, Any]:
+    """Inputs and targets that depend on the index alone."""
+    import torch
+
+    rows = [torch.randn(WIDTH, generator=torch.Generator().manual_seed(100 + index)) for index in indices]
+    return torch.stack(rows), torch.tensor([index % 5 for index in indices])
+
+
+def wrap(model: Any, kind: str) -> Any:
+    if kind == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        for part in (model[0], model[3]):
+            fully_shard(part)
+        fully_shard(model)
+    elif kind == "ddp":
+        import torch
+
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    return model
+
+
+def train(
+    total: int,
+    *,
+    kind: str = "fsdp",
+    global_batch: int = 22,
+    micro_batch: int = 3,
+    dropout: float = 0.0,
+    slow_rank: int = -1,
+    slow_s: float = 0.0,
+    pass_everything: bool = False,
+    samples: int = 101,
+    settings: dict[str, Any] | None = None,
+    folder: str | None = None,
+    order_at: int = -1,
+    probe: bool = False,
+) -> dict[str, Any]:
+    """Train a small model; returns what the tests compare."""
+    import torch
+
+    from slurm_resilience import Run
+    from slurm_resilience.training.probe import to_float
+
+    run = Run(folder=folder, **(settings or {}))
+    run.init_process_group()
+    model = wrap(make_model(dropout), kind if run.world_size > 1 else "none")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=200)
+    run.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    batches = run.batches(samples, global_batch, micro_batch)
+    if probe:
+        run.probe(lambda x, y: torch.nn.functional.cross_entropy(model(x), y), *sample(range(4)))
+    started = run.resume()
+    out: dict[str, Any] = {"start": started, "loss": {}, "ids": {}, "samples": {}, "drawn": {}, "checkpoints": []}
+    for step in run.steps(total):
+        try:
+            optimizer.zero_grad()
+            mean = torch.zeros(())
+            taken: list[int] = []
+            for micro in batches(step):
+                x, y = sample(micro.indices)
+                with run.accumulate(micro):
+                    loss = torch.nn.functional.cross_entropy(model(x), y)
+                    run.scale_loss(loss, micro).backward()
+                mean += loss.detach() * micro.weight
+                taken += [] if micro.filler else micro.indices
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            whole = run.sum(mean)
+            run.report(loss=whole, grad_norm=norm)
+            out["loss"][step + 1] = whole
+            out["samples"][step] = taken
+            out["ids"][step] = batches.global_ids(step)
+            out["drawn"][step] = (random.random(), float(torch.rand(())))
+            if run.rank == slow_rank:
+                time.sleep(slow_s)
+            if step == order_at:
+                run.checkpoint()
+            if pass_everything:
+                raise RuntimeError("an error of the user's own")
+        except Exception:
+            if not pass_everything:
+                raise
+    out["step"] = run.step
+    out["outcome"] = run.outcome
+    out["stopping"] = run.stopping
+    out["rng"] = run.resumed.rng if run.resumed else None
+    out["rejected"] = [(entry.step, reason) for entry, reason in run.resumed.rejected] if run.resumed else []
+    out["weights"] = [to_float(p.detach().abs().sum()) for p in model.parameters()]
+    return out
+
+
+def example(folder: str, steps: int, options: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The GPT example as a function that is given a Run."""
+    sys.path.insert(0, str(EXAMPLE))
+    import model as gpt
+    import train as script
+
+    from slurm_resilience import Run
+
+    run = Run(folder=folder, checkpoint={"every_steps": 100_000})
+    config = gpt.GPTConfig(layers=1, width=16, heads=2, context=16)
+    outcome = script.train(run, steps=steps, config=config, quiet=True, **(options or {}))
+    return {"outcome": outcome, "start": run.resumed.step if run.resumed else 0}

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from slurm_resilience.training.signals import WATCHED, SignalFlags, protect_worker
+
+
+@pytest.fixture
+def flags() -> Iterator[SignalFlags]:
+    made = SignalFlags()
+    assert made.install()
+    yield made
+    made.restore()
+
+
+def test_a_signal_sets_a_flag_and_nothing_else(flags: SignalFlags) -> None:
+    os.kill(os.getpid(), signal.SIGUSR2)
+    assert flags.seen(signal.SIGUSR2, signal.SIGTERM)
+    assert not flags.seen(signal.SIGTERM)
+    flags.forget(signal.SIGUSR2)
+    assert not flags.seen(*WATCHED)
+
+
+def test_the_handlers_of_before_come_back() -> None:
+    before = [signal.getsignal(number) for number in WATCHED]
+    flags = SignalFlags()
+    flags.install()
+    assert all(signal.getsignal(number) not in before for number in WATCHED)
+    flags.restore()
+    assert [signal.getsignal(number) for number in WATCHED] == before
+
+
+def test_a_handler_that_somebody_installed_since_stays() -> None:
+    flags = SignalFlags()
+    flags.install()
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    flags.restore()
+    assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
+    signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+
+def _child(ready: object) -> None:
+    ready.set()  # type: ignore[attr-defined]
+    time.sleep(30)
+
+
+def test_a_forked_child_survives_what_is_not_meant_for_it(flags: SignalFlags) -> None:
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    child = context.Process(target=_child, args=(ready,))
+    child.start()
+    assert ready.wait(10)
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGTERM)
+    os.kill(child.pid, signal.SIGUSR2)
+    child.join(0.3)
+    assert child.is_alive()
+    assert not flags.seen(*WATCHED)
+    child.kill()
+    child.join()
+
+
+class _Slow(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index, os.getpid()])
+
+
+@pytest.mark.parametrize("protected", [True, False])
+def test_a_loader_survives_the_signals_of_the_step_only_when_protected(protected: bool) -> None:
+    loader = DataLoader(
+        _Slow(), batch_size=1, num_workers=2, prefetch_factor=1, worker_init_fn=protect_worker if protected else None,
+        multiprocessing_context="fork",
+    )  # fmt: skip
+    rows = iter(loader)
+    first = next(rows)
+    second = next(rows)
+    for pid in {int(first[0, 1]), int(second[0, 1])}:
+        os.kill(pid, signal.SIGTERM)
+    if protected:
+        assert [int(row[0, 0]) for row in rows] == [2, 3, 4, 5, 6, 7]
+    else:
+        with pytest.raises(RuntimeError, match="worker"):
+            list(rows)
