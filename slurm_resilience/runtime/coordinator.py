@@ -35,7 +35,7 @@ from slurm_resilience.slurm.states import JobState
 FROZEN_S = 1.0
 _AFTER_FREEZE_S = 3.0
 _REDIAL_S = 2.5
-_PREPARE_S = 15.0
+_PREPARE_S = 60.0
 _REKILL_S = 2.0
 _UNSTOPPABLE_S = 30.0
 _CLOSE_S = 6.0
@@ -78,7 +78,10 @@ class After(str, enum.Enum):
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What is run, and where it stands in Slurm; fixed for the life of a supervisor."""
+    """What is run, and where it stands in Slurm; fixed for the life of a supervisor.
+
+    ``requeue_nodes``: fewest and most nodes to ask for in the next allocation, None for what the job asked for.
+    """
 
     argv: tuple[str, ...]
     cwd: str
@@ -89,6 +92,7 @@ class RunSpec:
     restart: int
     has_slurm: bool
     can_requeue: bool
+    requeue_nodes: tuple[int, int] | None = None
     kill_wait_s: float = 30.0
 
 
@@ -453,9 +457,10 @@ class Coordinator:
             self._finish()
             return
         lost = {node.name: node.lost_wall for node in self.fleet.nodes.values() if node.lost_at is not None and not node.gone}
-        self._record("requeue_started", nodes=list(self.config.nodes), lost=sorted(lost) or None)
+        nodes = self.spec.requeue_nodes
+        self._record("requeue_started", nodes=list(nodes) if nodes else None, lost=sorted(lost) or None)
         self._enter(State.REQUEUEING)
-        self._out.append(i.Requeue(self.config.nodes, lost))
+        self._out.append(i.Requeue(nodes, lost))
 
     # --- moves --------------------------------------------------------------------------------------------------------
 
@@ -485,10 +490,10 @@ class Coordinator:
         for group, (name, ranks) in enumerate(zip(placement.nodes, placement.ranks, strict=True)):
             launch = m.Launch(
                 attempt=self.number, world=placement.world, ranks=[[rank, local] for local, rank in enumerate(ranks)],
-                group_rank=group, groups=len(placement.nodes), store_hosted=port > 0, master_addr=first.address, master_port=port,
-                argv=list(self.spec.argv), cwd=self.spec.cwd, env=self.spec.env, checkpoints=self.spec.checkpoints,
-                settings=self.spec.settings, plan=placement.plan, header=f"attempt {self.number} on {name}{ended}",
-                wait_warm=self.config.warm,
+                group_rank=group, groups=len(placement.nodes), master_addr=first.address, master_port=port,
+                store_hosted=port > 0, argv=list(self.spec.argv), cwd=self.spec.cwd, env=self.spec.env,
+                checkpoints=self.spec.checkpoints, settings=self.spec.settings, plan=placement.plan,
+                header=f"attempt {self.number} on {name}{ended}", wait_warm=self.config.warm,
             )  # fmt: skip
             self._send(name, launch)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from slurm_resilience.observe.vocabulary import EVENTS
+from slurm_resilience.observe.vocabulary import FROM_SUPERVISOR
 from slurm_resilience.runtime.messages import Fact
 
 # (event, fields, wall-clock time or None for now)
@@ -13,14 +13,6 @@ Note = tuple[str, dict[str, Any], float | None]
 
 # Said by every rank, written once, when the last of them has said it.
 _TOGETHER = frozenset({"resumed", "started_fresh", "first_step", "finished", "stopped"})
-# What only ranks say.  Any other word of the vocabulary is the supervisor's: a rank that uses it is quoted, not believed.
-_OF_RANKS = frozenset(
-    {
-        "resumed", "started_fresh", "first_step", "step_reported", "checkpoint_started", "checkpoint_committed",
-        "checkpoint_failed", "stopped", "finished", "exception", "phase_done",
-    }
-)  # fmt: skip
-_OF_SUPERVISOR = EVENTS.keys() - _OF_RANKS
 _ENVELOPE = frozenset({"v", "seq", "t", "restart", "attempt", "event"})
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _MOST_TRACEBACK_CHARS = 8000
@@ -62,7 +54,8 @@ class Facts:
 def quote(node: str, fact: Fact) -> Note:
     """The event of a single rank's fact."""
     fields = {"node": node, "rank": fact.rank, **_clean(fact.fields)}
-    if fact.fact in _OF_SUPERVISOR or not _WORD.fullmatch(fact.fact):
+    # a rank that uses the supervisor's words is quoted, not believed
+    if fact.fact in FROM_SUPERVISOR or not _WORD.fullmatch(fact.fact):
         return "fact_received", {**fields, "kind": fact.fact[:80]}, fact.t
     return fact.fact, fields, fact.t
 

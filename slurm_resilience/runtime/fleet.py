@@ -1,7 +1,7 @@
 """Which nodes can run ranks now, which may soon, and where may an old attempt still be alive?
 
-The proof rule: a node is free of an attempt when its agent has said so, or when the lease of an agent that we no longer
-hear is over.  An agent counts its own, shorter limit from a beat that we have acknowledged (see ``messages``), so
+The proof rule: a node is free of an attempt when an agent there has said so, or when the lease of an agent that we no
+longer hear is over.  An agent counts its own, shorter limit from a beat that we have acknowledged (see ``messages``), so
 by the end of our lease it has killed its ranks.
 """
 
@@ -25,7 +25,7 @@ class Node:
     """One node as the supervisor sees it.  All times are the supervisor's monotonic clock.
 
     ``holds``: attempt → until when its processes may be alive there (None: until the agent says that they are gone).
-    ``carrier``: the process that started the agent is still there.  ``expected_until``: an agent is awaited until then.
+    ``carrier``: what is to start the agent is still at it.  ``expected_until``: an agent is awaited until then.
     """
 
     name: str
@@ -77,22 +77,16 @@ class Fleet:
     def join(self, conn: int, hello: Hello, now: float) -> int | None:
         """An agent said hello.  Returns the connection that it replaces, if there is one.
 
-        The same process dialling again is the truth about its ranks; another process knows nothing of the ranks of
-        the one before, whose lease has to run out.
+        What it says is alive is the truth about its node: an agent kills what an earlier one left there, and waits for
+        the proof, before it dials.
         """
         node = self.nodes[hello.node]
         replaced = node.conn
-        same = node.joined and (node.pid, node.boot_id) == (hello.pid, hello.boot_id)
-        if same:
-            node.holds = {}
-        elif node.joined:
-            self._start_leases(node)
-        if hello.ranks:
-            node.holds[hello.attempt] = None
+        node.holds = {hello.attempt: None} if hello.ranks else {}
         node.conn, node.pid, node.boot_id, node.address = conn, hello.pid, hello.boot_id, hello.address
         node.heard, node.lost_at, node.gap_at, node.joined = now, None, None, True
-        node.failed_starts, node.failure = 0, ""
-        self.warmed(node, now, warm=hello.warm, cold_reason=hello.cold_reason)
+        node.failed_starts, node.failure, node.carrier = 0, "", False
+        self.warmed(node, now, warm=hello.warm, cold_reason="")  # why not, it says in a message of its own once it knows
         return replaced
 
     def warmed(self, node: Node, now: float, *, warm: bool, cold_reason: str) -> None:

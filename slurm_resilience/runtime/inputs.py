@@ -151,12 +151,12 @@ class AskSlurm:
 
 @dataclass(frozen=True)
 class Requeue:
-    """Run the recipe for (fewest, most) ``nodes``; answered by :class:`RequeueEnded`.
+    """Run the recipe for (fewest, most) ``nodes``, None for what the job asked for; answered by :class:`RequeueEnded`.
 
     ``lost``: nodes that have no agent, and the wall-clock time when they were last heard.
     """
 
-    nodes: tuple[int, int]
+    nodes: tuple[int, int] | None
     lost: dict[str, float]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -56,7 +57,9 @@ class RunFolder:
                 remedy="give --run-dir a folder on a file system that all nodes of the job share and that you may write to",
             ) from error
 
-    def open_run(self, *, argv: list[str], config: dict[str, Any], clock: Clock = SYSTEM_CLOCK) -> str:
+    def open_run(
+        self, *, argv: list[str], config: dict[str, Any], wrap: Sequence[str] = (), clock: Clock = SYSTEM_CLOCK
+    ) -> str:
         """Write ``run.json`` and return the run id: the one of the folder, or a new one for a new folder.
 
         A folder that already holds a run keeps its id and creation time; the command and the configuration are
@@ -65,9 +68,8 @@ class RunFolder:
         old = self.run()
         run_id = str(old["run_id"]) if old else f"{self.path.name}-{secrets.token_hex(3)}"
         created = old["created"] if old else round(clock.time(), 3)
-        write_json_atomic(
-            self.path / "run.json", {"v": VERSION, "run_id": run_id, "created": created, "argv": argv, "config": config}
-        )
+        run = {"v": VERSION, "run_id": run_id, "created": created, "argv": argv, "wrap": list(wrap), "config": config}
+        write_json_atomic(self.path / "run.json", run)
         return run_id
 
     def run(self) -> dict[str, Any] | None:
@@ -106,9 +108,9 @@ class RunFolder:
     def write_status(self, status: RunStatus) -> None:
         write_json_atomic(self.path / "state.json", {"v": VERSION, **asdict(status)})
 
-    def srun_log(self, node: str) -> Path:
-        """What srun and the agent's own start-up said, per node."""
-        return self.logs / f"srun-{node}.log"
+    def start_log(self, node: str) -> Path:
+        """What srun said, and the agent before it had a log of its own."""
+        return self.logs / f"start-{node}.log"
 
     def _read(self, name: str) -> dict[str, Any] | None:
         path = self.path / name

@@ -1,0 +1,90 @@
+"""What happened in a run: its events as lines, its incidents with the time each part of coming back took."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from slurm_resilience.errors import ConfigError, ExitCode
+
+_FOLLOW_S = 0.2
+_ENDS = frozenset({"run_completed", "run_failed"})
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="the run's folder")
+    parser.add_argument("--json", action="store_true", help="one JSON document; with --follow one JSON object a line")
+    parser.add_argument("--incidents", action="store_true", help="only what went wrong, with its phases in seconds")
+    parser.add_argument("--follow", action="store_true", help="go on with new events until the run ends")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Print them."""
+    from slurm_resilience.observe.events import FILE_NAME, read_events
+    from slurm_resilience.observe.incidents import Incidents
+
+    path = Path(args.run_dir) / FILE_NAME
+    if not path.exists() and not args.follow:
+        raise ConfigError(
+            f"There are no events in {args.run_dir}",
+            evidence=f"{path} does not exist",
+            remedy="give the folder that `slurm-resilience run` names in its first line",
+        )
+    if args.incidents:
+        found = [incident.as_dict() for incident in Incidents.of(read_events(args.run_dir))]
+        print(json.dumps(found, indent=2) if args.json else table(found))
+    elif args.follow:
+        _print(follow(Path(args.run_dir)), as_json=args.json)
+    elif args.json:
+        print(json.dumps(list(read_events(args.run_dir)), indent=1))
+    else:
+        _print(read_events(args.run_dir), as_json=False)
+    return int(ExitCode.OK)
+
+
+def follow(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """All events of the run, and those to come, until one that ends it."""
+    from slurm_resilience.observe.events import read_events
+
+    seen = 0
+    while True:
+        for event in read_events(run_dir):
+            if event["seq"] > seen:
+                seen = event["seq"]
+                yield event
+                if event["event"] in _ENDS:
+                    return
+        time.sleep(_FOLLOW_S)
+
+
+def _print(events: Iterator[dict[str, Any]], *, as_json: bool) -> None:
+    from slurm_resilience.observe.narrator import Narrator
+
+    narrator = Narrator()
+    for event in events:
+        lines = [json.dumps(event)] if as_json else narrator.lines(event)
+        for line in lines:
+            print(line, flush=True)
+    sys.stdout.flush()
+
+
+def table(incidents: list[dict[str, Any]]) -> str:
+    """Incidents as text: a line each, phases in seconds since the fault."""
+    if not incidents:
+        return "no incidents"
+    rows = []
+    for number, each in enumerate(incidents, start=1):
+        phases = " ".join(f"{name}={seconds:.2f}" for name, seconds in each["phases"].items() if name != "fault")
+        where = ", ".join(part for part in (each["node"], f"rank {each['rank']}" if each["rank"] is not None else None) if part)
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(each["t"]))
+        end = f"back in {each['seconds']:.2f} s" if each["seconds"] is not None else "did not come back"
+        rows.append(f"{number}. {stamp} UTC  attempt {each['attempt']}: {each['cause']}{f' ({where})' if where else ''}: {end}")
+        rows.append(f"   {each['detail']}" if each["detail"] else "   (no detail)")
+        rows.append(f"   {phases or 'no phase was reached'}")
+    return "\n".join(rows)

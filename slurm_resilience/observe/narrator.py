@@ -1,0 +1,210 @@
+"""Events as a person wants to read them: one plain line for what matters, nothing for the rest."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slurm_resilience.observe.incidents import Incident, Incidents
+
+_STEP_EVERY_S = 10.0
+
+
+class Narrator:
+    """Turns events into lines, in order.  ``step_every_s``: how often progress is worth a line."""
+
+    def __init__(self, *, step_every_s: float = _STEP_EVERY_S) -> None:
+        self._incidents = Incidents()
+        self._step_every_s = step_every_s
+        self._last_step: tuple[float, int] | None = None
+        self._joined: set[str] = set()
+        self._nodes: list[str] = []
+
+    def lines(self, event: Mapping[str, Any]) -> list[str]:
+        """The lines for one event, each with its time of day (UTC) in front."""
+        recovered = self._incidents.apply(event)
+        teller = getattr(self, f"_{event['event']}", None)
+        told = [teller(event)] if teller is not None else []
+        if recovered is not None:
+            told.append(recovery(recovered))
+        stamp = time.strftime("%H:%M:%S", time.gmtime(event["t"]))
+        return [f"{stamp}  {line}" for line in told if line]
+
+    def _run_started(self, event: Mapping[str, Any]) -> str:
+        return f"run {event.get('run_id')}: {' '.join(map(str, event.get('argv', [])))}"
+
+    def _allocation_started(self, event: Mapping[str, Any]) -> str:
+        self._nodes = list(event["nodes"])
+        self._joined = set()
+        job = f"job {event['job_id']}" if event.get("job_id") else "this machine"
+        again = f", restart {event['restart']}" if event.get("restart") else ""
+        return f"{job}{again}: {_nodes(self._nodes)}"
+
+    def _supervisor_restarted(self, event: Mapping[str, Any]) -> str:
+        return "the supervisor was restarted; waiting for the agents to call"
+
+    def _supervisor_was_frozen(self, event: Mapping[str, Any]) -> str:
+        return f"the supervisor itself did not run for {event['seconds']:.1f} s; nobody's silence in that time counts"
+
+    def _agent_joined(self, event: Mapping[str, Any]) -> str:
+        first = event["node"] not in self._joined
+        self._joined.add(event["node"])
+        if first and self._nodes and self._joined >= set(self._nodes):
+            return f"all {len(self._nodes)} agents are here" if len(self._nodes) > 1 else "the agent is here"
+        return "" if first else f"{event['node']}: its agent is back"
+
+    def _agent_warm(self, event: Mapping[str, Any]) -> str:
+        reason = event.get("reason")
+        return f"{event['node']}: ranks will be started cold: {reason}" if not event.get("warm") and reason else ""
+
+    def _agent_lost(self, event: Mapping[str, Any]) -> str:
+        return f"{event['node']} is lost: {event['why']}"
+
+    def _node_gone(self, event: Mapping[str, Any]) -> str:
+        return f"{event['node']} is no longer part of the job: {event['why']}"
+
+    def _agent_start_failed(self, event: Mapping[str, Any]) -> str:
+        return f"{event['node']}: the agent did not start (exit code {event['exit_code']}): {event['detail']}"
+
+    def _attempt_started(self, event: Mapping[str, Any]) -> str:
+        plan = event.get("plan") or {}
+        parts = [_nodes(event["nodes"]), _many(event["world"], "rank")]
+        if plan.get("global_batch"):
+            parts.append(_batch(plan))
+        mesh = {axis: size for axis, size in (plan.get("mesh") or {}).items() if size > 1 and not axis.startswith("dp")}
+        if mesh:
+            parts.append("mesh " + " x ".join(f"{axis} {size}" for axis, size in mesh.items()))
+        return f"attempt {event['attempt']}: {', '.join(parts)}"
+
+    def _attempt_adopted(self, event: Mapping[str, Any]) -> str:
+        return f"attempt {event['attempt']}: all {event['world']} ranks had gone on meanwhile; nothing was lost"
+
+    def _launched_cold(self, event: Mapping[str, Any]) -> str:
+        return f"{event['node']}: ranks are started cold: {event['reason']}"
+
+    def _resumed(self, event: Mapping[str, Any]) -> str:
+        took = f" in {event['seconds']:.2f} s" if isinstance(event.get("seconds"), int | float) else ""
+        return f"attempt {event['attempt']}: resumed at step {event.get('step')} from {event.get('checkpoint')}{took}"
+
+    def _started_fresh(self, event: Mapping[str, Any]) -> str:
+        return f"attempt {event['attempt']}: no checkpoint yet, training starts at step 0"
+
+    def _first_step(self, event: Mapping[str, Any]) -> str:
+        self._last_step = None
+        return f"attempt {event['attempt']}: first step done (step {event.get('step')}{_loss(event)})"
+
+    def _step_reported(self, event: Mapping[str, Any]) -> str:
+        t, step, before = float(event["t"]), event.get("step"), self._last_step
+        if not isinstance(step, int):
+            return ""
+        if before is None:
+            self._last_step = (t, step)
+            return ""
+        if t - before[0] < self._step_every_s:
+            return ""
+        self._last_step = (t, step)
+        speed = (step - before[1]) / (t - before[0])
+        return (
+            f"step {step}{_loss(event)}, {speed:.1f} steps/s"
+            if speed >= 1
+            else f"step {step}{_loss(event)}, {1 / max(speed, 1e-9):.1f} s/step"
+        )
+
+    def _checkpoint_committed(self, event: Mapping[str, Any]) -> str:
+        size = f", {event['bytes'] / 1e6:.1f} MB" if isinstance(event.get("bytes"), int | float) else ""
+        took = f" in {event['seconds']:.2f} s" if isinstance(event.get("seconds"), int | float) else ""
+        return f"checkpoint {event.get('name')} at step {event.get('step')} committed{took}{size}"
+
+    def _checkpoint_failed(self, event: Mapping[str, Any]) -> str:
+        return f"the checkpoint at step {event.get('step')} failed: {event.get('error')}; training goes on, older ones stand"
+
+    def _exception(self, event: Mapping[str, Any]) -> str:
+        return f"rank {event.get('rank')} on {event.get('node')} raised {event.get('type')}: {event.get('message')}"
+
+    def _rank_exited_early(self, event: Mapping[str, Any]) -> str:
+        return f"rank {event['rank']} on {event['node']} left with code 0 at step {event.get('step')} while others go on"
+
+    def _fault_detected(self, event: Mapping[str, Any]) -> str:
+        return f"fault: {event['cause']}{_where(event)}: {event.get('detail', '')}"
+
+    def _warning_received(self, event: Mapping[str, Any]) -> str:
+        if event.get("again"):
+            return f"{event['signal']} again ({event['source']})"
+        return f"warning: {event['signal']} ({event['source']}); asking Slurm why"
+
+    def _warning_explained(self, event: Mapping[str, Any]) -> str:
+        left = float(event.get("deadline", event["t"])) - float(event["t"])
+        return f"why: {event['cause']} ({event.get('detail')}); {max(0.0, left):.0f} s left"
+
+    def _stop_deadline_passed(self, event: Mapping[str, Any]) -> str:
+        return f"only {event['ended']} of {event['world']} ranks had saved and ended in time; the others are killed"
+
+    def _attempt_stopped(self, event: Mapping[str, Any]) -> str:
+        if event.get("fault"):
+            why = f"{event['cause']}{_where(event)}: {event.get('detail', '')}"
+            return f"attempt {event['attempt']}: stopped everywhere at step {event.get('step')}; {why}"
+        how = "saved and stopped" if event.get("saved") else "stopped, not all ranks had saved"
+        return f"attempt {event['attempt']}: {how} at step {event.get('step')} ({event['cause']})"
+
+    def _decided(self, event: Mapping[str, Any]) -> str:
+        return f"decision: {event['action']}: {event['reason']}"
+
+    def _requeue_started(self, event: Mapping[str, Any]) -> str:
+        nodes = event.get("nodes")
+        return f"asking Slurm for a new allocation{f' of {nodes[0]}-{nodes[1]} nodes' if nodes else ''}"
+
+    def _requeue_done(self, event: Mapping[str, Any]) -> str:
+        without = f", without {', '.join(event['excluded'])}" if event.get("excluded") else ""
+        return f"requeued{without}; the run goes on in this job's next allocation"
+
+    def _requeue_failed(self, event: Mapping[str, Any]) -> str:
+        return f"Slurm did not requeue the job: {event.get('reason')}"
+
+    def _run_completed(self, event: Mapping[str, Any]) -> str:
+        return f"run complete at step {event.get('step')}"
+
+    def _run_failed(self, event: Mapping[str, Any]) -> str:
+        return f"run ended: {event['cause']}: {event['reason']} (exit code {event['exit_code']})"
+
+
+def recovery(incident: Incident) -> str:
+    """One line on an incident that ended well."""
+    names = {"first_step": "first step", "caught_up": "caught up"}
+    shown = [
+        f"{names.get(name, name)} {seconds:.2f}"
+        for name, seconds in incident.as_dict()["phases"].items()
+        if name not in ("fault", "caught_up")
+    ]
+    where = f" ({incident.node})" if incident.node else ""
+    again = f"; {_many(incident.steps_lost, 'step')} to do again" if incident.steps_lost else ""
+    return f"recovered from {incident.cause}{where} in {incident.seconds:.2f} s: {', '.join(shown)}{again}"
+
+
+def _batch(plan: Mapping[str, Any]) -> str:
+    dp = 1
+    for axis in ("dp_replicate", "dp_shard"):
+        dp *= (plan.get("mesh") or {}).get(axis, 1)
+    total, micro, passes = plan["global_batch"], plan["micro_batch"], plan["accumulation"]
+    if micro * passes * dp == total:
+        return f"global batch {total} = {dp} x {micro} x {passes}"
+    return f"global batch {total} on {_many(dp, 'share')} in {passes} passes of up to {micro}"
+
+
+def _nodes(names: Sequence[str]) -> str:
+    return f"{_many(len(names), 'node')} ({' '.join(names) if len(names) <= 8 else f'{names[0]} .. {names[-1]}'})"
+
+
+def _many(count: int | None, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _where(event: Mapping[str, Any]) -> str:
+    rank = f"rank {event['rank']}" if event.get("rank") is not None else ""
+    node = str(event.get("node") or "")
+    return f" ({', '.join(part for part in (rank, node) if part)})" if rank or node else ""
+
+
+def _loss(event: Mapping[str, Any]) -> str:
+    loss = event.get("loss")
+    return f", loss {loss:.4f}" if isinstance(loss, int | float) else ""

@@ -1,0 +1,102 @@
+"""Agents on the nodes of a Slurm allocation: one srun for each, which is let go of once its agent has called.
+
+One srun per node, so that one node's trouble cannot end the agents of others: ``--no-kill`` restrains slurmctld only,
+while srun itself aborts a step on an I/O error or when a node answers that it does not know the step.  And none for
+longer than needed: at the end of a job Slurm sends TERM to everything in the batch script's container, and an srun that
+gets it kills its step at once, saved or not.  The agents live on without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+from slurm_resilience.runtime.backend import Ended, last_words
+from slurm_resilience.runtime.run_folder import RunFolder
+from slurm_resilience.slurm.child import SHIELDED
+
+# These would shape the agents' steps after the batch script's own request, which is about something else.
+# SLURM_CPUS_PER_TASK makes srun (23.11+) ask for --exact, which would confine the ranks to that many CPUs.
+_NOT_FOR_SRUN = (
+    "SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE",
+    "SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_CORE", "SLURM_NTASKS_PER_SOCKET", "SLURM_TASKS_PER_NODE",
+    "SLURM_DISTRIBUTION", "SLURM_ARBITRARY_NODELIST", "SLURM_KILL_BAD_EXIT", "SLURM_WAIT", "SLURM_EXACT", "SLURM_EXCLUSIVE",
+    "SLURM_CPU_BIND", "SLURM_GPU_BIND", "SLURM_HINT", "SLURM_THREADS_PER_CORE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE",
+    "SLURM_STDINMODE", "SLURM_UNBUFFEREDIO", "SLURM_LABELIO", "SLURM_EXPORT_ENV", "SLURM_NO_KILL", "SLURM_OVERLAP",
+    "SLURM_WORKING_DIR", "SLURM_MPI_TYPE", "SLURM_SRUN_MULTI",
+)  # fmt: skip
+
+
+def srun_command(job_id: str, node: str, run_dir: str) -> list[str]:
+    """The srun of one agent.
+
+    ``--overlap`` without ``--exact`` gives the step all CPUs, memory and GPUs that the job has on the node, beside whatever
+    else runs there.  ``--cpu-bind=none``: the one task is not bound to one core.
+    """
+    return [
+        "srun", f"--jobid={job_id}", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--nodes=1", "--ntasks=1",
+        f"--nodelist={node}", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--input=none", "--unbuffered", "--quiet",
+        "--job-name=resilience-agent",
+        sys.executable, "-m", "slurm_resilience.runtime.agent", "--run-dir", run_dir, "--node", node,
+    ]  # fmt: skip
+
+
+class SlurmBackend:
+    """The allocation of this job.  ``nodes`` come from Slurm's own list, never from counts that may be stale."""
+
+    def __init__(self, folder: RunFolder, job_id: str, nodes: tuple[str, ...]) -> None:
+        self._folder = folder
+        self._job_id = job_id
+        self._nodes = nodes
+        self._sruns: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
+        self._environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_SRUN}
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return self._nodes
+
+    def start(self, node: str) -> None:
+        self._let_go(node)
+        command = srun_command(self._job_id, node, str(self._folder.path))
+        with open(self._folder.start_log(node), "ab") as file:
+            start = file.tell()
+            # Blocked, not ignored: srun itself sets what it does with signals, and until then none must reach it.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, SHIELDED)
+            try:
+                child = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True, env=self._environment
+                )
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._sruns[node] = (child, start)
+
+    def settled(self, node: str) -> None:
+        self._let_go(node)
+
+    def poll(self) -> list[Ended]:
+        ended = []
+        for node, (child, start) in list(self._sruns.items()):
+            code = child.poll()
+            if code is not None:
+                del self._sruns[node]
+                ended.append(Ended(node, code, last_words(self._folder.start_log(node), start)))
+        return ended
+
+    def close(self) -> None:
+        for node in list(self._sruns):
+            self._let_go(node)
+
+    def _let_go(self, node: str) -> None:
+        """Kill srun's whole group: were only its first process killed, the helper would cancel the step.
+
+        Source: srun forks a child that kills the step when its parent dies unexpectedly (src/srun/srun.c, shepherd).
+        """
+        child, _ = self._sruns.pop(node, (None, 0))
+        if child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(timeout=1.0)

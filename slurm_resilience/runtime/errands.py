@@ -1,0 +1,89 @@
+"""The one thread that talks to Slurm for the supervisor: every question may block, and none may block the loop."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping
+
+from slurm_resilience.errors import SlurmError
+from slurm_resilience.runtime.inputs import AskSlurm, Input, Requeue, RequeueEnded, SlurmSaid
+from slurm_resilience.runtime.requeue import requeue
+from slurm_resilience.slurm.cause import ask_cause
+from slurm_resilience.slurm.client import SlurmClient
+
+_ASK_PATIENCE_S = 3.0
+
+
+class Errands(threading.Thread):
+    """Runs one errand after the other and gives the result to ``answer``, which is called from this thread."""
+
+    def __init__(
+        self,
+        client: SlurmClient,
+        *,
+        job_id: str,
+        restart: int,
+        nodes: tuple[str, ...],
+        run_id: str,
+        lead_s: float,
+        config: Mapping[str, str],
+        answer: Callable[[Input], None],
+    ) -> None:
+        super().__init__(name="errands", daemon=True)
+        self._client, self._job_id, self._restart, self._nodes = client, job_id, restart, nodes
+        self._run_id, self._lead_s, self._config, self._answer = run_id, lead_s, config, answer
+        self._todo: queue.SimpleQueue[AskSlurm | Requeue] = queue.SimpleQueue()
+
+    def put(self, errand: AskSlurm | Requeue) -> None:
+        """Have it done.  Returns at once."""
+        self._todo.put(errand)
+
+    def run(self) -> None:
+        while True:
+            errand = self._todo.get()
+            self._answer(self._ask(errand) if isinstance(errand, AskSlurm) else self._requeue(errand))
+
+    def _ask(self, errand: AskSlurm) -> SlurmSaid:
+        verdict = ask_cause(
+            self._client,
+            self._job_id,
+            self._restart,
+            heard_at=errand.heard_at,
+            my_nodes=self._nodes,
+            lead_s=self._lead_s,
+            patience_s=_ASK_PATIENCE_S,
+            config=self._config,
+        )
+        return SlurmSaid(verdict)
+
+    def _requeue(self, errand: Requeue) -> RequeueEnded:
+        outcome = requeue(
+            self._client,
+            self._job_id,
+            restart_count=self._restart,
+            nodes=errand.nodes,
+            exclude=self._not_back(errand.lost),
+            dead=errand.lost,
+            marker=self._run_id,
+        )
+        return RequeueEnded(outcome.ok, outcome.reason, outcome.as_fields())
+
+    def _not_back(self, lost: Mapping[str, float]) -> list[str]:
+        """The lost nodes that Slurm does not know to have been started again since.
+
+        Slurm takes SlurmdTimeout (300 s by default) to notice a silent node, and would give it to us again until then.
+        """
+        if not lost:
+            return []
+        try:
+            known = self._client.nodes(lost)
+        except SlurmError:
+            known = {}
+        out = []
+        for name, since in lost.items():
+            node = known.get(name)
+            back = node is not None and node.usable and node.boot_at is not None and node.boot_at > since
+            if not back:
+                out.append(name)
+        return out

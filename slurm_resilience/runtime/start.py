@@ -1,0 +1,201 @@
+"""From what the user asked for to a supervisor that runs.  What can be refused is refused here, before anything starts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurm_resilience._clock import boot_id
+from slurm_resilience.config import ResilienceConfig
+from slurm_resilience.errors import ConfigError, ExitCode, SlurmError
+from slurm_resilience.runtime.address import SupervisorAddress
+from slurm_resilience.runtime.backend import Backend
+from slurm_resilience.runtime.backend_local import LocalBackend
+from slurm_resilience.runtime.backend_slurm import SlurmBackend
+from slurm_resilience.runtime.command import parse_python
+from slurm_resilience.runtime.coordinator import RunSpec
+from slurm_resilience.runtime.errands import Errands
+from slurm_resilience.runtime.run_folder import RunFolder
+from slurm_resilience.runtime.supervisor import Supervisor
+from slurm_resilience.runtime.whereabouts import address_towards
+from slurm_resilience.slurm.client import CommandClient
+from slurm_resilience.slurm.environment import SlurmEnvironment
+from slurm_resilience.slurm.timeleft import DEFAULT_KILL_WAIT_S, kill_wait_s
+
+LEAD_VARIABLE = "RESILIENCE_SIGNAL_LEAD_S"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the user asked for.
+
+    ``values`` are configuration overrides by dotted keys, the most explicit ones.  ``local``: number of pretend nodes, 0
+    for the allocation that we are in.
+    """
+
+    argv: tuple[str, ...]
+    run_dir: str | None = None
+    config_file: str | None = None
+    values: Mapping[str, Any] | None = None
+    wrap: tuple[str, ...] = ()
+    local: int = 0
+
+
+def supervise(wish: Wish, *, show: Callable[[str], None]) -> int:
+    """Keep the run alive until it is complete, moved or given up; the exit code.  Raises :class:`ConfigError` before that."""
+    here = None if wish.local else SlurmEnvironment.current()
+    if here is None and not wish.local:
+        raise ConfigError(
+            "This is no Slurm job",
+            evidence="SLURM_JOB_ID is not set",
+            remedy="call it from a batch script, or use `slurm-resilience submit`; --local N plays N nodes on this machine",
+        )
+    check_command(wish.argv, wrapped=bool(wish.wrap))
+    nodes = here.nodes if here is not None else tuple(f"n{number}" for number in range(1, wish.local + 1))
+    config, chosen = configure(wish, len(nodes))
+    folder = RunFolder(wish.run_dir or default_run_dir(here))
+    folder.prepare()
+    status = folder.status()
+    if status is not None and status.state == "complete":
+        show(f"{folder.path}: this run is complete (step {status.step}); nothing to do")
+        return int(ExitCode.OK)
+    before = SupervisorAddress.read(folder.path)
+    _refuse_a_second(before, folder)
+    run_id = folder.open_run(argv=list(wish.argv), config=config.model_dump(mode="json"), wrap=wish.wrap)
+    alive = status is not None and status.state == "running"
+    log = open(folder.logs / "supervisor.log", "a", encoding="utf-8", buffering=1)
+
+    def tell(line: str) -> None:
+        show(line)
+        log.write(line + "\n")
+
+    tell(f"slurm-resilience: run {run_id} in {folder.path}")
+    if here is None:
+        restart = before.restart_count + (not alive) if before is not None else 0
+        spec = _spec(wish, config, folder, job_id="local", restart=restart, has_slurm=False)
+        backend: Backend = LocalBackend(folder, wish.local)
+        host, errands = "127.0.0.1", None
+    else:
+        spec, backend, host, errands = _in_slurm(wish, config, folder, here, chosen=chosen, run_id=run_id, tell=tell)
+    restarted = alive and before is not None and (before.job_id, before.restart_count) == (spec.job_id, spec.restart)
+    supervisor = Supervisor(folder, run_id, config, spec, backend, host=host, errands=errands, restarted=restarted, show=tell)
+    return supervisor.run()
+
+
+def default_run_dir(here: SlurmEnvironment | None) -> str:
+    """RESILIENCE_RUN_DIR, else ``./resilience-runs/job-ID`` (``job-ARRAY_TASK`` in an array).
+
+    The job id stays the same over requeues and the batch script starts in the same folder again, so a requeued job finds
+    its run.
+    """
+    given = os.environ.get("RESILIENCE_RUN_DIR")
+    if given:
+        return given
+    return str(Path("resilience-runs") / (f"job-{here.job_id}" if here is not None else "local"))
+
+
+def check_command(argv: Sequence[str], *, wrapped: bool) -> None:
+    """Refuse a command that cannot be started here.  A wrapped one is only known inside its wrapper."""
+    if wrapped:
+        return
+    if shutil.which(argv[0]) is None:
+        raise ConfigError(
+            f"There is no command {argv[0]!r}",
+            evidence=f"it is not on PATH={os.environ.get('PATH', '')}",
+            remedy="give its full path, or activate the environment that has it before `slurm-resilience run`",
+        )
+    python = parse_python(argv)
+    if python is not None and python.form == "script" and not Path(python.target).exists():
+        raise ConfigError(
+            f"There is no script {python.target!r}",
+            evidence=f"looked for it from {os.getcwd()}",
+            remedy="give its full path, or change into its folder first",
+        )
+
+
+def configure(wish: Wish, nodes: int) -> tuple[ResilienceConfig, bool]:
+    """The configuration, and whether the user chose the number of nodes; otherwise any number of those there will do."""
+    values = dict(wish.values or {})
+    config = ResilienceConfig.load(wish.config_file, values)
+    chosen = "nodes" in config.model_fields_set
+    if not chosen:
+        config = ResilienceConfig.load(wish.config_file, {**values, "nodes": (1, nodes)})
+    if nodes < config.nodes[0]:
+        raise ConfigError(
+            f"{nodes} nodes are too few: at least {config.nodes[0]} are asked for",
+            evidence=f"nodes={config.nodes}, and the allocation has {nodes}",
+            remedy="lower the minimum of --nodes, or ask Slurm for more nodes",
+        )
+    return config, chosen
+
+
+def _in_slurm(
+    wish: Wish,
+    config: ResilienceConfig,
+    folder: RunFolder,
+    here: SlurmEnvironment,
+    *,
+    chosen: bool,
+    run_id: str,
+    tell: Callable[[str], None],
+) -> tuple[RunSpec, Backend, str, Callable[..., Errands]]:
+    client = CommandClient()
+    kill_wait, can_requeue, settings = DEFAULT_KILL_WAIT_S, True, {}
+    others: list[str] = [name for name in here.nodes if name != here.node]
+    try:
+        settings = client.config()
+        kill_wait = kill_wait_s(settings)
+        record = client.job(here.job_id)
+        can_requeue = record.fields.get("BatchFlag", "1") != "0"
+        addresses = client.nodes(others) if others else {}
+        others = [addresses[name].fields.get("NodeAddr", name) if name in addresses else name for name in others]
+    except SlurmError as error:
+        # The controller may be away just now; agents can be started and ranks can run without it.
+        tell(f"Slurm could not be asked about this job, going on with defaults: {error}")
+    host = address_towards(others)
+    lead_s = float(os.environ.get(LEAD_VARIABLE) or 0.0)
+
+    def errands(answer: Callable[[Any], None]) -> Errands:
+        return Errands(
+            client, job_id=here.job_id, restart=here.restart_count, nodes=here.nodes, run_id=run_id,
+            lead_s=lead_s, config=settings, answer=answer,
+        )  # fmt: skip
+
+    spec = _spec(
+        wish, config, folder, job_id=here.job_id, restart=here.restart_count, has_slurm=True,
+        can_requeue=can_requeue, requeue_nodes=config.nodes if chosen else None, kill_wait_s=kill_wait,
+    )  # fmt: skip
+    return spec, SlurmBackend(folder, here.raw_job_id, here.nodes), host, errands
+
+
+def _spec(wish: Wish, config: ResilienceConfig, folder: RunFolder, **slurm: Any) -> RunSpec:
+    checkpoints = config.checkpoint.dir or str(folder.checkpoints)
+    settings = {
+        "seed": config.seed,
+        "global_batch": config.global_batch,
+        "micro_batch": config.micro_batch,
+        "checkpoint": config.checkpoint.model_dump(mode="json"),
+        "stop_grace_s": config.limits.stop_grace_s,
+    }
+    slurm.setdefault("can_requeue", False)
+    return RunSpec(wish.argv, os.getcwd(), {}, checkpoints, settings, **slurm)
+
+
+def _refuse_a_second(before: SupervisorAddress | None, folder: RunFolder) -> None:
+    """Two supervisors of one run would fence each other off for ever."""
+    if before is None or before.boot_id != boot_id() or before.pid == os.getpid():
+        return
+    try:
+        words = Path(f"/proc/{before.pid}/cmdline").read_bytes()
+    except OSError:
+        return
+    if b"slurm-resilience" in words or b"slurm_resilience" in words:
+        raise ConfigError(
+            f"Another supervisor works on {folder.path}",
+            evidence=f"process {before.pid} on this machine: {words.replace(bytes(1), b' ').decode(errors='replace').strip()}",
+            remedy="wait until it has ended, or give --run-dir another folder",
+        )
