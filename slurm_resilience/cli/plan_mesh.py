@@ -1,0 +1,96 @@
+"""``plan mesh``: the same experiment on these nodes and on every smaller allocation."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from slurm_resilience.cli.plan_options import positive, table
+from slurm_resilience.errors import ConfigError, ExitCode
+
+# Up to this many nodes every smaller allocation lists the samples of each rank; beyond, it counts them ("samples").
+_LISTED_NODES = 128
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", type=positive, required=True, help="nodes of the whole allocation")
+    parser.add_argument(
+        "--gpus-per-node", default="1", metavar="N", help='GPUs of each node: 8, or as Slurm writes it "8(x5),7"'
+    )
+    parser.add_argument("--gpus-per-task", type=positive, default=1, metavar="N", help="GPUs of each rank (default 1)")
+    parser.add_argument("--global-batch", type=positive, metavar="N", help="samples of one optimizer step, kept on any world")
+    parser.add_argument(
+        "--micro-batch", type=positive, metavar="N", help="samples of one forward pass (default: a rank's whole share)"
+    )
+    parser.add_argument("--min-nodes", type=positive, default=1, metavar="N", help="smallest allocation to plan (default 1)")
+    for name in ("pp", "dp-replicate", "dp-shard", "cp", "tp", "ep"):
+        parser.add_argument(
+            f"--{name}",
+            metavar="C",
+            help=f'degree of {name}: 4, or a limit such as "<=8", ">=2", "/32", "any"; "in", "out" of a node',
+        )
+    parser.add_argument(
+        "--deal", choices=["even", "whole"], default="even", help="spread leftover samples evenly, or deal whole micro-batches"
+    )
+    parser.add_argument(
+        "--keep-accumulation",
+        choices=["linear", "sqrt", "none"],
+        metavar="RULE",
+        help="let the batch follow the world instead, and scale the learning rate: linear, sqrt or none",
+    )
+
+
+def execute(args: argparse.Namespace) -> int:
+    from slurm_resilience.elastic import MeshConstraints
+    from slurm_resilience.elastic.outlook import outlook
+
+    prospects = outlook(
+        _node_gpus(args.nodes, args.gpus_per_node, args.gpus_per_task),
+        MeshConstraints.of(**{name: getattr(args, name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}),
+        global_batch=args.global_batch,
+        micro_batch=args.micro_batch,
+        min_nodes=args.min_nodes,
+        deal=args.deal,
+        scale=args.keep_accumulation,
+    )
+    if args.json:
+        whole, *smaller = prospects
+        listed = args.nodes <= _LISTED_NODES
+        document = whole.to_json(list_samples=True)
+        document["smaller"] = [prospect.to_json(list_samples=listed) for prospect in smaller]
+        print(json.dumps(document))
+        return ExitCode.OK
+    rows: list[tuple[str, ...]] = [
+        ("nodes", "ranks", "mesh", "accumulation", "samples of a data-parallel rank (share)", "spares")
+    ]
+    rows += [_mesh_row(prospect) for prospect in prospects]
+    table(rows)
+    if prospects[-1].nodes > args.min_nodes:
+        print(f"No mesh fits on fewer than {prospects[-1].nodes} nodes.")
+    return ExitCode.OK
+
+
+def _node_gpus(nodes: int, text: str, per_task: int) -> list[int]:
+    from slurm_resilience.slurm.environment import tasks_per_node
+
+    counts = tasks_per_node(text)
+    if len(counts) == 1:
+        counts *= nodes
+    if len(counts) != nodes:
+        raise ConfigError(
+            f"--gpus-per-node {text} describes {len(counts)} nodes, --nodes says {nodes}",
+            remedy="give one number for all nodes, or one for each",
+        )
+    return [count // per_task for count in counts]
+
+
+def _mesh_row(prospect: Any) -> tuple[str, ...]:
+    mesh = " x ".join(f"{name} {degree}" for name, degree in prospect.mesh.items() if degree > 1) or "one rank"
+    if prospect.batch is None:
+        return (str(prospect.nodes), str(prospect.ranks), mesh, "", "", str(prospect.spares))
+    total = prospect.batch.global_batch
+    samples = ", ".join(f"{each} (x{count}, {each}/{total})" for count, each in prospect.batch.runs)
+    if prospect.lr_factor != 1.0:
+        samples += f"; learning rate x {prospect.lr_factor:.4g}"
+    return (str(prospect.nodes), str(prospect.ranks), mesh, str(prospect.batch.accumulation), samples, str(prospect.spares))

@@ -1,0 +1,128 @@
+"""``plan replay``: what failures that really happened would have cost under stock Slurm, and with recovery in the allocation.
+
+Stock Slurm requeues at each failure and finds another node in the queue.  With tiers a run recovers inside its allocation; a
+lost node that no spare replaces makes it smaller until a later restart, or, when --min-nodes does not allow that, requeues it.
+
+TRACE is a CSV file (a column t_s, t_min, t_h, t_days or time, and optionally cause and node), the folder of a run, or its
+events.jsonl.  For a run, what was not given is taken from what the run itself showed, and its measured ETTR is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from slurm_resilience.cli.plan_options import minutes, positive, span, table
+from slurm_resilience.errors import ConfigError, ExitCode
+from slurm_resilience.plan.accounts import Account, Measured, account
+from slurm_resilience.plan.ledger import Ledger
+from slurm_resilience.plan.replay import OUR_QUEUE_S, STOCK_QUEUE_S, Policy, ours, replay, stock
+from slurm_resilience.plan.trace import Trace, read_csv
+
+_UNKNOWN = Measured(None, None, None, None, None)
+_NAMES = {
+    "stock": "stock Slurm",
+    "ours": "with tiers, goes on with fewer nodes",
+    "ours_full_size": "with tiers, requeues for a lost node",
+}
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("trace", metavar="TRACE", help="CSV file, run folder or events.jsonl")
+    parser.add_argument("--nodes", type=positive, metavar="N", help="nodes of the job (default: of the run; 1 for a CSV)")
+    parser.add_argument(
+        "--interval-min", type=minutes, dest="interval_s", metavar="M", help="training between two saves (default 30)"
+    )
+    parser.add_argument("--save-min", type=minutes, dest="save_s", metavar="W", help="what a save stops training (default 0)")
+    parser.add_argument(
+        "--restart-min", type=minutes, dest="start_s", metavar="U", help="a cold start to the first step (default 5)"
+    )
+    parser.add_argument(
+        "--relaunch-min", type=minutes, dest="relaunch_s", metavar="R", help="a start inside the allocation (default 1)"
+    )
+    parser.add_argument(
+        "--queue-min", type=minutes, dest="queue_s", metavar="Q", help="queue at a requeue (defaults: 2.1 stock, 0.67 ours)"
+    )
+    parser.add_argument("--spares", type=int, default=0, metavar="N", help="spare nodes in the allocation (default 0)")
+    parser.add_argument(
+        "--repair-h", type=float, default=24.0, metavar="H", help="hours until a lost node is back (default 24)"
+    )
+    parser.add_argument("--min-nodes", type=positive, default=1, metavar="N", help="fewest nodes to train on (default 1)")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Print the ledgers."""
+    trace, run = _read(args.trace)
+    measured = run.measured if run else _UNKNOWN
+    nodes = args.nodes or (run.nodes if run else 1)
+    ledgers = {name: replay(trace, policy, nodes=nodes) for name, policy in _policies(args, measured, nodes).items()}
+    if args.json:
+        document = {
+            "ettr": run.ledger.ettr if run else ledgers["ours"].ettr,
+            "measured": run.ledger.to_json() if run else None,
+            "policies": {name: ledger.to_json() for name, ledger in ledgers.items()},
+            "failures": len(trace.failures),
+            "hours": trace.length_s / 3600,
+            "nodes": nodes,
+            "complete": run.complete if run else None,
+            "parameters_s": vars(measured) if run else None,
+        }
+        print(json.dumps(document))
+        return ExitCode.OK
+    print(f"{len(trace.failures)} failures in {span(trace.length_s)} on {nodes} node{'s' * (nodes > 1)}")
+    header = ("", "ETTR", "kept", "saving", "done again", "restarting", "queued", "fewer nodes", "requeues")
+    rows = [_row("measured", run.ledger)] if run else []
+    rows += [_row(_NAMES[name], ledger) for name, ledger in ledgers.items()]
+    table([header, *rows])
+    return ExitCode.OK
+
+
+def _read(path: str) -> tuple[Trace, Account | None]:
+    from slurm_resilience.observe.events import FILE_NAME, read_events
+
+    where = Path(path)
+    if where.is_dir() or where.name == FILE_NAME:
+        folder = where if where.is_dir() else where.parent
+        if not (folder / FILE_NAME).exists():
+            raise ConfigError(f"{folder} has no {FILE_NAME}", remedy="give the folder of a run, or a CSV file")
+        run = account(read_events(folder))
+        return run.trace, run
+    try:
+        with open(where, encoding="utf-8-sig", newline="") as file:
+            return read_csv(file, name=path), None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"Cannot read the trace {path}", evidence=str(error)) from error
+
+
+def _policies(args: argparse.Namespace, measured: Measured, nodes: int) -> dict[str, Policy]:
+    def pick(name: str, default: float) -> float:
+        given, seen = getattr(args, name), getattr(measured, name)
+        return float(given if given is not None else default if seen is None else seen)
+
+    if args.spares < 0 or args.repair_h < 0:
+        raise ConfigError("--spares and --repair-h cannot be negative")
+    interval_s, save_s, start_s = pick("interval_s", 1800.0), pick("save_s", 0.0), pick("start_s", 300.0)
+    queue_s = STOCK_QUEUE_S if args.queue_s is None else args.queue_s
+    tiers = ours(
+        interval_s=interval_s,
+        save_s=save_s,
+        start_s=start_s,
+        relaunch_s=pick("relaunch_s", 60.0),
+        queue_s=pick("queue_s", OUR_QUEUE_S),
+        spares=args.spares,
+        repair_s=args.repair_h * 3600,
+        min_nodes=args.min_nodes,
+    )
+    return {
+        "stock": stock(interval_s=interval_s, save_s=save_s, start_s=start_s, queue_s=queue_s),
+        "ours": tiers,
+        "ours_full_size": dataclasses.replace(tiers, min_nodes=nodes),
+    }
+
+
+def _row(name: str, ledger: Ledger) -> tuple[str, ...]:
+    parts = (ledger.productive_s, ledger.saving_s, ledger.lost_s, ledger.restart_s, ledger.queued_s, ledger.reduced_s)
+    return (name, f"{ledger.ettr:.3f}", *(span(part) for part in parts), str(ledger.requeues))

@@ -1,0 +1,268 @@
+"""What did a run really spend its time on?  Its own event file, turned into a ledger, a trace and measured parameters.
+
+Training counts from the first completed step of an attempt (less that step's own time) to the fault, as far back as
+``since`` says.  What was trained after the step that the next attempt resumed from is lost.  A save counts as standing still
+unless steps were reported while it was going on.  Where a supervisor died without a word, the last event is the end.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_resilience.errors import ConfigError
+from slurm_resilience.plan.ledger import Ledger
+from slurm_resilience.plan.trace import Failure, Trace
+
+QUEUED, DOWN, TRAINING, SAVING, LOST = "queued", "down", "training", "saving", "lost"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Medians of what the run showed, in seconds; None where it never happened."""
+
+    interval_s: float | None
+    save_s: float | None
+    start_s: float | None
+    relaunch_s: float | None
+    queue_s: float | None
+
+
+@dataclass(frozen=True)
+class Account:
+    """``complete``: the run has ended.  ``nodes``: the most that an attempt used."""
+
+    ledger: Ledger
+    trace: Trace
+    measured: Measured
+    nodes: int
+    complete: bool
+
+
+@dataclass
+class _Span:
+    start: float
+    end: float
+    kind: str
+
+
+@dataclass
+class _Timeline:
+    """Spans in order, each second in one of them."""
+
+    spans: list[_Span] = field(default_factory=list)
+
+    def begin(self, at: float, kind: str) -> None:
+        """From ``at`` on (not before the last span's start) the run does ``kind``."""
+        if self.spans:
+            last = self.spans[-1]
+            last.end = max(last.start, at)
+            at = last.end
+            if last.kind == kind:
+                return
+        self.spans.append(_Span(at, at, kind))
+
+    @property
+    def now(self) -> str:
+        return self.spans[-1].kind
+
+    def lose(self, since: float) -> float:
+        """Training after ``since`` is lost; returns how much that was."""
+        lost, out = 0.0, []
+        for span in self.spans:
+            if span.kind == TRAINING and span.end > since:
+                cut = max(span.start, since)
+                lost += span.end - cut
+                if cut > span.start:
+                    out.append(_Span(span.start, cut, TRAINING))
+                out.append(_Span(cut, span.end, LOST))
+            else:
+                out.append(span)
+        self.spans = out
+        return lost
+
+    def total(self, kind: str) -> float:
+        return sum(span.end - span.start for span in self.spans if span.kind == kind)
+
+
+def account(events: Iterable[Mapping[str, Any]]) -> Account:
+    """The account of a run from its events.  Raises :class:`ConfigError` when there are none."""
+    facts = [event for event in events if isinstance(event.get("t"), (int, float))]
+    if not facts:
+        raise ConfigError("There are no events to replay", remedy="give the folder of a run, or its events.jsonl")
+    reader = _Reader(_step_s(facts))
+    for fact in facts:
+        reader.take(fact)
+    return reader.result(float(facts[0]["t"]), max(float(fact["t"]) for fact in facts))
+
+
+def _step_s(facts: Sequence[Mapping[str, Any]]) -> float:
+    """The median time of a step, by what rank 0 reported within one attempt."""
+    seen: dict[Any, tuple[float, int]] = {}
+    times = []
+    for fact in facts:
+        if fact["event"] in ("first_step", "step_reported") and isinstance(fact.get("step"), int):
+            at, step = float(fact["t"]), int(fact["step"])
+            before = seen.get(fact.get("attempt"))
+            if before is not None and step > before[1]:
+                times.append((at - before[0]) / (step - before[1]))
+            seen[fact.get("attempt")] = (at, step)
+    return statistics.median(times) if times else 0.0
+
+
+class _Reader:
+    """Takes one event after the other."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._line = _Timeline()
+        self._marks: dict[int, float] = {}
+        self._saving_step: int | None = None
+        self._failures: list[Failure] = []
+        self._requeues = 0
+        self._nodes = 1
+        self._complete = self._failed = False
+        self._start = self._last_at = 0.0
+        self._fault_at: float | None = None
+        self._allocated_at: float | None = None
+        self._queued_at: float | None = None
+        self._saved_at: float | None = None
+        self._relaunches: list[float] = []
+        self._starts: list[float] = []
+        self._queues: list[float] = []
+        self._saves: list[float] = []
+        self._intervals: list[float] = []
+
+    def take(self, fact: Mapping[str, Any]) -> None:
+        at = float(fact["t"])
+        if not self._line.spans:
+            self._start = at
+            self._allocated_at = at
+            self._line.begin(at, DOWN)
+        handler = getattr(self, f"_on_{fact['event']}", None)
+        if handler is not None:
+            handler(at, fact)
+        self._last_at = at
+
+    def _on_allocation_started(self, at: float, fact: Mapping[str, Any]) -> None:
+        if self._last_at and self._queued_at is None:  # the last allocation ended without a word
+            self._down(self._last_at, "unknown", {})
+            self._line.begin(self._last_at, QUEUED)
+            self._queued_at = self._last_at
+        if self._queued_at is not None:
+            self._queues.append(at - self._queued_at)
+        self._queued_at, self._allocated_at = None, at
+        self._line.begin(at, DOWN)
+
+    def _on_attempt_started(self, at: float, fact: Mapping[str, Any]) -> None:
+        if self._line.now in (TRAINING, SAVING):  # a supervisor died, and the ranks with it
+            self._down(self._last_at, "unknown", {})
+        self._nodes = max(self._nodes, len(fact.get("nodes") or ()))
+
+    def _on_resumed(self, at: float, fact: Mapping[str, Any]) -> None:
+        step = fact.get("step")
+        self._line.lose(self._marks.get(step, self._start) if isinstance(step, int) else self._start)
+
+    def _on_started_fresh(self, at: float, fact: Mapping[str, Any]) -> None:
+        self._line.lose(self._start)
+
+    def _on_first_step(self, at: float, fact: Mapping[str, Any]) -> None:
+        if self._line.now != DOWN:
+            return
+        up = max(self._line.spans[-1].start, at - self._step_s)
+        if self._allocated_at is not None:
+            self._starts.append(up - self._allocated_at)
+        elif self._fault_at is not None:
+            self._relaunches.append(up - self._fault_at)
+        self._allocated_at = self._fault_at = None
+        self._saved_at = up
+        self._line.begin(up, TRAINING)
+
+    def _on_step_reported(self, at: float, fact: Mapping[str, Any]) -> None:
+        step = fact.get("step")
+        if self._line.now == SAVING and isinstance(step, int) and self._saving_step is not None and step > self._saving_step:
+            self._line.spans[-1].kind = TRAINING  # the save runs behind the steps
+
+    def _on_checkpoint_started(self, at: float, fact: Mapping[str, Any]) -> None:
+        step = fact.get("step")
+        if isinstance(step, int):
+            self._marks[step] = at
+            self._saving_step = step
+        if self._line.now == TRAINING:
+            if self._saved_at is not None:
+                self._intervals.append(at - self._saved_at)
+            self._line.begin(at, SAVING)
+
+    def _on_checkpoint_committed(self, at: float, fact: Mapping[str, Any]) -> None:
+        if self._line.now == SAVING:
+            self._saves.append(at - self._line.spans[-1].start)
+        elif self._line.now == TRAINING:
+            self._saves.append(0.0)
+        self._end_of_save(at)
+
+    def _on_checkpoint_failed(self, at: float, fact: Mapping[str, Any]) -> None:
+        step = fact.get("step")
+        if isinstance(step, int):
+            self._marks.pop(step, None)
+        self._end_of_save(at)
+
+    def _end_of_save(self, at: float) -> None:
+        self._saving_step, self._saved_at = None, at
+        if self._line.now == SAVING:
+            self._line.begin(at, TRAINING)
+
+    def _on_fault_detected(self, at: float, fact: Mapping[str, Any]) -> None:
+        since = fact.get("since")
+        self._down(min(at, float(since)) if isinstance(since, (int, float)) else at, str(fact.get("cause", "unknown")), fact)
+
+    def _on_stopped(self, at: float, fact: Mapping[str, Any]) -> None:
+        self._down(at, str(fact.get("why") or "unknown"), fact)
+
+    def _on_attempt_stopped(self, at: float, fact: Mapping[str, Any]) -> None:
+        if self._line.now in (TRAINING, SAVING):
+            self._down(at, str(fact.get("cause") or "unknown"), fact)
+
+    def _down(self, at: float, cause: str, fact: Mapping[str, Any]) -> None:
+        if self._line.now not in (TRAINING, SAVING) and (self._fault_at is not None or self._queued_at is not None):
+            return  # one failure has many messengers
+        self._line.begin(at, DOWN)
+        self._fault_at = self._line.spans[-1].start
+        self._failures.append(Failure(self._fault_at - self._start, cause, str(fact.get("node", ""))))
+
+    def _on_requeue_started(self, at: float, fact: Mapping[str, Any]) -> None:
+        self._requeues += 1
+        self._fault_at, self._queued_at = None, at
+        self._line.begin(at, QUEUED)
+
+    def _on_finished(self, at: float, fact: Mapping[str, Any]) -> None:
+        self._line.begin(at, DOWN)
+
+    def _on_run_completed(self, at: float, fact: Mapping[str, Any]) -> None:
+        self._complete = True
+        self._line.begin(at, DOWN)
+
+    def _on_run_failed(self, at: float, fact: Mapping[str, Any]) -> None:
+        self._complete = self._failed = True
+        self._line.begin(at, DOWN)
+
+    def result(self, start: float, end: float) -> Account:
+        line = self._line
+        line.spans[-1].end = max(line.spans[-1].start, end)
+        if self._failed:  # nobody will ever use what was not saved
+            line.lose(max(self._marks.values(), default=start))
+        ledger = Ledger(
+            wall_s=end - start,
+            productive_s=line.total(TRAINING),
+            saving_s=line.total(SAVING),
+            lost_s=line.total(LOST),
+            restart_s=line.total(DOWN),
+            queued_s=line.total(QUEUED),
+            failures=len(self._failures),
+            requeues=self._requeues,
+        )
+        median = {name: statistics.median(values) if values else None for name, values in (
+            ("interval_s", self._intervals), ("save_s", self._saves), ("start_s", self._starts),
+            ("relaunch_s", self._relaunches), ("queue_s", self._queues))}  # fmt: skip
+        return Account(ledger, Trace(tuple(self._failures), end - start), Measured(**median), self._nodes, self._complete)
