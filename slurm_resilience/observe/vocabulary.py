@@ -16,35 +16,59 @@ class Meaning(NamedTuple):
     fields: tuple[str, ...] = ()
 
 
-EVENTS: dict[str, Meaning] = {
+FROM_SUPERVISOR: dict[str, Meaning] = {
     # the run and its allocations
     "run_started": Meaning("The first supervisor of this run began.", ("run_id", "argv")),
     "allocation_started": Meaning("A supervisor began on a set of nodes.", ("nodes", "job_id")),
-    "supervisor_restarted": Meaning("A supervisor took the place of one that died in the same allocation."),
+    "supervisor_restarted": Meaning("A supervisor took the place of one that died in the same allocation.", ("nodes",)),
+    "supervisor_was_frozen": Meaning("The supervisor itself did not run for a while.", ("seconds",)),
     "run_completed": Meaning("All ranks reached the end of their work.", ("step",)),
     "run_failed": Meaning("The run ended and will not be tried again.", ("cause", "reason", "exit_code")),
-    # agents and attempts
-    "agent_joined": Meaning("A node's agent connected.", ("node",)),
-    "agent_lost": Meaning("A node's agent is gone or silent.", ("node", "why")),
+    # nodes and their agents
+    "agent_joined": Meaning("A node's agent connected.", ("node", "pid", "boot_id", "warm", "again", "reason")),
+    "agent_warm": Meaning("A node can fork ranks, or cannot and why.", ("node", "warm", "reason", "took_s")),
+    "agent_start_failed": Meaning("No agent came up on a node.", ("node", "exit_code", "detail", "times")),
+    "agent_refused": Meaning("An agent did not obey.", ("node", "what", "why")),
+    "agent_lost": Meaning("A node's agent is gone or silent.", ("node", "why", "since")),
+    "agents_left_behind": Meaning("Agents could not be told that the run ends here.", ("nodes",)),
+    "node_gone": Meaning("Slurm took a node out of the job.", ("node", "why")),
+    # attempts
     "attempt_started": Meaning("All ranks are about to be launched with this plan.", ("nodes", "world", "plan")),
-    "ranks_launched": Meaning("Every node has started its ranks."),
-    "attempt_stopped": Meaning("Nothing of the attempt is alive on the nodes that can be reached."),
+    "attempt_adopted": Meaning("A restarted supervisor found the attempt alive and lets it go on.", ("nodes", "world")),
+    "store_failed": Meaning("c10d's store could not be hosted for the ranks.", ("node", "detail")),
+    "launched_cold": Meaning("A node's ranks were not forked but started anew.", ("node", "reason")),
+    "ranks_launched": Meaning("Every node has started its ranks.", ("world", "warm", "seconds")),
+    "rank_exited_early": Meaning("A rank ended with code 0 before its work was done.", ("node", "rank", "step")),
+    "stop_deadline_passed": Meaning("Ranks did not end in the time that they had.", ("ended", "world")),
+    "attempt_stopped": Meaning(
+        "Nothing of the attempt is alive on the nodes that can be reached.",
+        ("fault", "cause", "signature", "saved", "step", "node", "rank", "detail"),
+    ),
+    "launch_abandoned": Meaning("A launch was given up before ranks ran.", ("cause", "node", "detail")),
+    "fact_received": Meaning("A rank said something that only the supervisor may say.", ("node", "rank", "kind")),
     # faults and decisions
-    "fault_detected": Meaning("Something ended the attempt.", ("cause", "node", "rank", "detail", "since")),
-    "warning_received": Meaning("Slurm announced the end of the allocation.", ("signal", "cause", "deadline")),
-    "decided": Meaning("What the supervisor does about it, and why.", ("action", "reason")),
-    "requeue_started": Meaning("Slurm is asked to queue the job again."),
+    "fault_detected": Meaning("Something ended the attempt.", ("cause", "node", "rank", "detail", "since", "step")),
+    "warning_received": Meaning("A warning signal came.", ("signal", "source", "deadline", "again")),
+    "warning_explained": Meaning("Why it came, as Slurm says.", ("cause", "detail", "requeued", "deadline")),
+    "decided": Meaning("What the supervisor does about it, and why.", ("action", "reason", "cause")),
+    "requeue_started": Meaning("Slurm is asked to queue the job again.", ("nodes", "lost")),
     "requeue_done": Meaning("Slurm has queued the job again."),
-    # what ranks say
-    "resumed": Meaning("A checkpoint was loaded.", ("step", "checkpoint", "seconds", "world")),
-    "started_fresh": Meaning("There was no checkpoint; training starts at step 0."),
-    "first_step": Meaning("Every rank has completed its first step of the attempt.", ("step", "loss")),
+    "requeue_failed": Meaning("Slurm could not be brought to queue the job again."),
+}
+
+FROM_RANKS: dict[str, Meaning] = {
+    "resumed": Meaning("A checkpoint was loaded.", ("step", "checkpoint", "seconds", "world", "rng", "ranks")),
+    "started_fresh": Meaning("There was no checkpoint; training starts at step 0.", ("ranks",)),
+    "first_step": Meaning("Every rank has completed its first step of the attempt.", ("step", "loss", "ranks")),
     "step_reported": Meaning("Progress of rank 0, thinned out.", ("step", "loss", "grad_norm", "lr", "samples")),
     "checkpoint_started": Meaning("A save began.", ("step",)),
     "checkpoint_committed": Meaning("A save is complete and in the index.", ("step", "name", "bytes", "seconds")),
     "checkpoint_failed": Meaning("A save was given up; the older ones stand.", ("step", "error")),
-    "stopped": Meaning("A rank ended because it was asked to.", ("step", "why")),
-    "finished": Meaning("A rank reached its last step.", ("step",)),
+    "checkpoint_quarantined": Meaning("A checkpoint is not to be trusted; an older one is tried.", ("step", "name", "reason")),
+    "stopped": Meaning("Every rank has ended because it was asked to.", ("step", "why", "saved", "ranks")),
+    "finished": Meaning("Every rank has reached the end of its work.", ("step", "outcome", "ranks")),
     "exception": Meaning("A rank's own code raised.", ("type", "message", "traceback", "step")),
     "phase_done": Meaning("A rank measured a part of its work.", ("name", "seconds")),
-}  # fmt: skip
+}
+
+EVENTS: dict[str, Meaning] = {**FROM_SUPERVISOR, **FROM_RANKS}
