@@ -130,9 +130,7 @@ def _status_text(status: dict[str, Any]) -> str:
 
 
 def _shell(args: argparse.Namespace) -> int:
-    args.argv = ["/bin/bash", "-l"]
-    # /etc/profile sets PATH anew; --rcfile cannot be had with -l, so a line of profile text is not needed: bash -i keeps ours
-    args.argv = ["/bin/bash", "-i"]
+    args.argv = ["/bin/bash", "-i"]  # not -l: /etc/profile would set PATH anew, without the interpreter's folder
     return _exec(args)
 
 

@@ -14,7 +14,7 @@ from slurm_resilience.sandbox import configuration, lifecycle, node, packages, p
 from slurm_resilience.sandbox.configuration import Cluster
 from slurm_resilience.sandbox.layout import CONTROL, LOGIN, ROOT, Layout, node_names
 from slurm_resilience.sandbox.lifecycle import USER
-from slurm_resilience.sandbox.records import fields
+from slurm_resilience.sandbox.records import fields, in_touch
 from slurm_resilience.sandbox.state import HostState, State
 
 _T = TypeVar("_T")
@@ -190,7 +190,14 @@ class Sandbox:
         self, argv: Sequence[str], *, check: bool = True, timeout: float = 30.0, env: Mapping[str, str] | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a Slurm command as root on the control host, where no fault of `break-scontrol` reaches."""
-        result = self.exec(argv, root=True, host=CONTROL, cwd="/", env=env, timeout=timeout)
+        try:
+            result = self.exec(argv, root=True, host=CONTROL, cwd="/", env=env, timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise SandboxError(
+                f"`{' '.join(argv)}` does not answer in the sandbox {self.layout.name}",
+                evidence=f"it was killed after {timeout:g} s",
+                remedy="see `sandbox status` for a daemon that does not run",
+            ) from None
         if check and result.returncode != 0:
             raise SandboxError(
                 f"`{' '.join(argv)}` failed in the sandbox {self.layout.name}",
@@ -229,7 +236,7 @@ class Sandbox:
 
         def there() -> bool:
             states = self.node_states()
-            missing[:] = [f"{name}: {states.get(name, 'unknown')}" for name in powered if _absent(states.get(name, ""))]
+            missing[:] = [f"{name}: {states.get(name, 'unknown')}" for name in powered if not in_touch(states.get(name, ""))]
             return not missing
 
         try:
@@ -242,8 +249,11 @@ class Sandbox:
 
     def node_states(self) -> dict[str, str]:
         """Slurm's word for each node; empty when slurmctld does not answer."""
-        result = self.slurm(["scontrol", "-o", "show", "nodes"], check=False)
-        found = [fields(line) for line in result.stdout.splitlines()] if result.returncode == 0 else []
+        try:
+            result = self.slurm(["scontrol", "-o", "show", "nodes"], timeout=10)
+        except SandboxError:
+            return {}
+        found = [fields(line) for line in result.stdout.splitlines()]
         return {node["NodeName"]: node["State"] for node in found if "NodeName" in node}
 
     def status(self) -> dict[str, Any]:
@@ -251,10 +261,10 @@ class Sandbox:
         current = self.state()
         layout = self.layout
         alive = services.running(current.hosts[CONTROL])
-        answers = self.node_states() if "slurmctld" in alive else {}
+        answers = self.node_states() if {"slurmctld", "munged"} <= set(alive) else {}
         return {
             "name": layout.name,
-            "up": lifecycle.intact(layout, current) and "slurmctld" in alive,
+            "up": lifecycle.intact(layout, current) and set(_expected(current.cluster)) <= set(alive),
             "created_at": current.created_at,
             "user": USER,
             "python": sys.executable,
@@ -280,11 +290,6 @@ def _expected(cluster: Cluster) -> Iterable[str]:
     return services.NAMES if cluster.accounting else ("munged", "slurmctld")
 
 
-def _absent(word: str) -> bool:
-    """Not in touch with slurmctld: unknown to it, or marked as not responding by the asterisk."""
-    return not word or word.startswith("UNKNOWN") or "*" in word or "NOT_RESPONDING" in word
-
-
 def _refuse_other_shape(layout: Layout, current: Cluster, wanted: Cluster) -> None:
     differing = [
         f"{name} is {getattr(current, name)}, not {getattr(wanted, name)}"
@@ -304,8 +309,7 @@ def _adapt(layout: Layout, current: State, wanted: Cluster) -> None:
     control = current.hosts[CONTROL]
     if dict(current.cluster.settings) != dict(wanted.settings):
         lifecycle.write_configuration(layout, wanted)
-        if "slurmctld" in services.running(control):
-            services.stop(control, "slurmctld")
+        services.stop(control, "slurmctld")
         try:
             services.start_missing(layout, control, accounting=wanted.accounting)
         except SandboxError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from slurm_resilience.errors import SandboxError
 from slurm_resilience.sandbox import command_faults, freezer, lifecycle, network, node, packages, processes
 from slurm_resilience.sandbox.processes import Process
-from slurm_resilience.sandbox.records import fields
+from slurm_resilience.sandbox.records import fields, in_service, in_touch
 from slurm_resilience.sandbox.state import HostState, State, locked
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _wait_in_touch(sandbox: Sandbox, names: list[str], since: float) -> None:
 def _in_touch(sandbox: Sandbox, name: str, since: float) -> bool:
     shown = fields(sandbox.slurm(["scontrol", "-o", "show", "node", name], env={"SLURM_TIME_FORMAT": "%s"}).stdout)
     started = shown.get("SlurmdStartTime", "")
-    return started.isdigit() and int(started) >= int(since) and "*" not in shown.get("State", "*")
+    return started.isdigit() and int(started) >= int(since) and in_touch(shown.get("State", ""))
 
 
 def cut(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict[str, Any]:
@@ -169,14 +169,9 @@ def resume(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict
 
 
 def _resume(sandbox: Sandbox, name: str) -> None:
-    if not _in_service(sandbox, name):
+    if not in_service(sandbox.node_state(name)):
         sandbox.slurm(["scontrol", "update", f"NodeName={name}", "State=RESUME"])
-    sandbox.wait_for(lambda: _in_service(sandbox, name), _NODE_BACK_WITHIN_S, what=f"The return of {name} to service")
-
-
-def _in_service(sandbox: Sandbox, name: str) -> bool:
-    word = sandbox.node_state(name)
-    return not any(bad in word for bad in ("DRAIN", "DOWN", "FAIL", "*", "UNKNOWN"))
+    sandbox.wait_for(lambda: in_service(sandbox.node_state(name)), _NODE_BACK_WITHIN_S, what=f"The return of {name} to service")
 
 
 def _slurmds(host: HostState) -> list[Process]:

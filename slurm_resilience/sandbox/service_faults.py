@@ -17,7 +17,7 @@ def kill_controller(sandbox: Sandbox, _targets: list[str], _options: dict[str, A
     """slurmctld is dead, as by kill -9; jobs run on."""
     with locked(sandbox.layout):
         state = lifecycle.existing(sandbox.layout)
-        victim = services.stop(state.hosts[CONTROL], "slurmctld")
+        victim = services.kill(state.hosts[CONTROL], "slurmctld")
     return {"pid": victim.pid}
 
 

@@ -22,6 +22,7 @@ from slurm_resilience.sandbox.state import HostState
 NAMES = ("munged", "mariadbd", "slurmdbd", "slurmctld")
 _SLURMDBD_PORT = 6819
 _SLURMCTLD_PORT = 6817
+_SERVES_WITHIN_S = 60.0
 
 
 def running(host: HostState) -> dict[str, Process]:
@@ -60,11 +61,9 @@ def prepare_munge(layout: Layout) -> None:
 def start_munge(layout: Layout, host: HostState) -> None:
     """munged on the sandbox's own socket."""
     layout.munge_socket.unlink(missing_ok=True)
-    log = layout.munge / "munged.log"  # munged wants the folder of its log to be its own or root's
     argv = [packages.path_of("munged"), "--foreground", f"--socket={layout.munge_socket}", f"--key-file={layout.munge}/key"]
-    argv += [f"--pid-file={layout.munge}/pid", f"--seed-file={layout.munge}/seed", f"--log-file={log}", "--num-threads=4"]
-    process = node.start_daemon(layout, host, argv, user="munge", log="munged.out")
-    _wait(process, "munged", lambda: _accepts(layout.munge_socket), log)
+    argv += [f"--pid-file={layout.munge}/pid", f"--seed-file={layout.munge}/seed", "--num-threads=4"]
+    _start(layout, host, "munged", argv, lambda: _accepts(layout.munge_socket), user="munge")
 
 
 def prepare_database(layout: Layout) -> None:
@@ -93,24 +92,21 @@ def start_database(layout: Layout, host: HostState) -> None:
     argv += ["--bind-address=127.0.0.1", "--port=3306", "--skip-name-resolve", "--performance-schema=OFF"]
     argv += ["--innodb-buffer-pool-size=64M", "--innodb-log-file-size=32M", "--innodb-flush-log-at-trx-commit=0"]
     argv += ["--innodb-doublewrite=0", "--innodb-lock-wait-timeout=900", "--innodb-buffer-pool-dump-at-shutdown=OFF"]
-    process = node.start_daemon(layout, host, argv, user="mysql", log="mariadb")
-    _wait(process, "MariaDB", lambda: _accepts(layout.database / "socket"), layout.log_of("mariadb"))
+    _start(layout, host, "mariadbd", argv, lambda: _accepts(layout.database / "socket"), user="mysql")
 
 
 def start_slurmdbd(layout: Layout, host: HostState) -> None:
     """slurmdbd; slurmctld dies at its first start when it finds none."""
-    process = node.start_daemon(layout, host, [packages.path_of("slurmdbd"), "-D"], log="slurmdbd.out")
-    _wait(process, "slurmdbd", lambda: _listens(host, _SLURMDBD_PORT), layout.log_of("slurmdbd"))
+    _start(layout, host, "slurmdbd", [packages.path_of("slurmdbd"), "-D"], lambda: _listens(host, _SLURMDBD_PORT))
 
 
 def start_slurmctld(layout: Layout, host: HostState) -> None:
     """slurmctld with the state that it saved."""
     argv = [packages.path_of("slurmctld"), "-D", "-f", str(layout.slurm_conf)]
-    process = node.start_daemon(layout, host, argv, log="slurmctld.out")
-    _wait(process, "slurmctld", lambda: _listens(host, _SLURMCTLD_PORT), layout.log_of("slurmctld"))
+    _start(layout, host, "slurmctld", argv, lambda: _listens(host, _SLURMCTLD_PORT))
 
 
-def stop(host: HostState, name: str) -> Process:
+def kill(host: HostState, name: str) -> Process:
     """Kill one daemon as a crash does; back when it is dead.  Raises :class:`SandboxError` when it does not run."""
     process = running(host).get(name)
     if process is None:
@@ -120,32 +116,38 @@ def stop(host: HostState, name: str) -> Process:
     return process
 
 
-def signal_daemon(host: HostState, name: str, number: signal.Signals) -> None:
-    """Send a signal to a daemon that must be there."""
+def stop(host: HostState, name: str, *, within_s: float = 15.0) -> None:
+    """End one daemon as an admin does: slurmctld saves its state first, which a crash does not.  Nothing when it is dead."""
     process = running(host).get(name)
-    if process is None or not process.send(number):
-        raise SandboxError(f"{name} does not run", evidence=f"there is no such process on {host.name}")
-
-
-def _wait(process: Process, name: str, ready: Callable[[], bool], log: Path, within_s: float = 60.0) -> None:
+    if process is None or not process.send(signal.SIGTERM):
+        return
     deadline = time.monotonic() + within_s
-    while not ready():
-        if not process.alive() or time.monotonic() > deadline:
-            fate = f"is not ready after {within_s:g} s" if process.alive() else "ended at its start"
-            raise SandboxError(f"{name} {fate}", evidence=f"{log} ends: {log_tail(log)}", remedy="see the log")
+    while process.alive():
+        if time.monotonic() > deadline:
+            raise SandboxError(f"{name} does not end", evidence=f"{within_s:g} s after SIGTERM process {process.pid} lives")
         time.sleep(0.02)
 
 
-def log_tail(log: Path, lines: int = 4) -> str:
-    """The last lines of a log (of its twin for standard output where it has none)."""
-    for path in (log, log.with_suffix(".out.log")):
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace").strip()
-        except OSError:
-            continue
-        if text:
-            return " | ".join(text.splitlines()[-lines:])
-    return "(empty)"
+def _start(
+    layout: Layout, host: HostState, name: str, argv: list[str], ready: Callable[[], bool], *, user: str = "root"
+) -> None:
+    """Start a daemon and wait until it serves.  Raises :class:`SandboxError` with its own words when it does not."""
+    log = layout.log_of(f"{name}.out")
+    before = log.stat().st_size if log.exists() else 0
+    process = node.start_daemon(layout, host, argv, user=user, log=f"{name}.out")
+    deadline = time.monotonic() + _SERVES_WITHIN_S
+    while not ready():
+        if not process.alive() or time.monotonic() > deadline:
+            fate = f"does not serve after {_SERVES_WITHIN_S:g} s" if process.alive() else "ended at its start"
+            raise SandboxError(f"{name} {fate}", evidence=f"it said: {_complaint(log, before)}", remedy=f"see {layout.log}")
+        time.sleep(0.02)
+
+
+def _complaint(log: Path, offset: int) -> str:
+    """What a daemon complains about in its output from ``offset`` on; its last words where it complains of nothing."""
+    lines = log.read_bytes()[offset:].decode(errors="replace").strip().splitlines()
+    bad = [line for line in lines if "error" in line.lower() or "fatal" in line.lower()]
+    return " | ".join((bad or lines)[-4:]) or "nothing"
 
 
 def _accepts(path: Path) -> bool:
