@@ -1,7 +1,7 @@
 """One agent per node: ``python -m slurm_resilience.runtime.agent --run-dir RUN_DIR --node NAME``.
 
 It owns every process of the run on its node, does what the supervisor says, and stops them by itself when it no longer
-hears from the supervisor.  Its loop never waits for anything but a socket.  It never imports torch; its launcher, a child process, does.
+hears from the supervisor.  Its loop never waits for anything but a socket.  It never imports torch; its launcher does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from slurm_resilience._clock import boot_id
 from slurm_resilience.errors import ConfigError, ExitCode, ResilienceError
 from slurm_resilience.progress.facts import FactReceiver
 from slurm_resilience.runtime.cold import StoreHost, start_cold
-from slurm_resilience.runtime.command import find_program, parse_python
+from slurm_resilience.runtime.command import find_program, parse_python, same_interpreter
 from slurm_resilience.runtime.guardian import guard, kill_all
 from slurm_resilience.runtime.launcher_link import LauncherLink
 from slurm_resilience.runtime.launchers import Launchers
@@ -65,6 +65,7 @@ _FROZEN_S = 1.0  # a turn of the loop that took longer means that this process w
 _GRACE_AFTER_FREEZE_S = 0.5
 _LEASE_MARGIN_S = 0.75  # what is left for killing before the supervisor relaunches elsewhere
 _TAIL_S = 0.5
+_LAST_WORDS_S = 1.0
 _STUCK_FORK_S = 2.0
 _LEARN_AFTER_S = 20.0  # a program without a Run never says that it took a step
 
@@ -98,6 +99,7 @@ class Agent:
         self._store_hosts: dict[int, StoreHost] = {}  # the cold ones among them, by attempt
         self._stop: Stop | None = None
         self._fence = 0
+        self._tails = 0
         self._grace_until = 0.0
         self._imports: ImportWatch | None = None
         self._learned: list[str] = []
@@ -267,8 +269,8 @@ class Agent:
         self._imports = ImportWatch(self._folder.imports(launch.attempt))
         link = self._launchers.current
         why = self._launchers.reason if self._launchers.warm is not True else ""
-        if not why and self._ranks.command != self._command:
-            why = "another command than the one that the launcher was started for"
+        if not why and not same_interpreter(self._ranks.command, self._command):
+            why = "another interpreter, or other flags of it, than those that the launcher was started with"
         for rank in self._ranks.ranks.values():
             if why or link is None:
                 self._start_cold(rank, why)
@@ -444,9 +446,11 @@ class Agent:
         log = rank.log
 
         def tell(lines: list[str] | None) -> None:
+            self._tails -= 1
             rank.ended = Exit(**{**vars(found), "tail": [*(lines or []), *found.tail]})
             self._uplink.tell(rank.ended)
 
+        self._tails += 1
         self._loop.aside(lambda: tail(log), tell, within_s=_TAIL_S)
 
     def _begin_stop(self, attempt: int, why: str, grace_s: float = 0.0) -> None:
@@ -476,6 +480,8 @@ class Agent:
                 self._launchers.drop_stuck()
             return False
         self._bury()
+        if stop.seconds < _LAST_WORDS_S and (self._tails or (self._ranks is not None and self._ranks.alive())):
+            return False  # how they ended is on its way from the launcher, and what they said last from their logs
         if self._ranks is not None:
             self._ranks.close()
         self._ranks, self._imports, self._stop = None, None, None

@@ -17,7 +17,7 @@ def start_cold(rank: LocalRank, ranks: LocalRanks, wrap: Sequence[str]) -> int:
     """Start one rank by exec and return its process number.  Raises OSError when it cannot even be forked.
 
     A Python program goes through ``launcher.py rank``, so that it runs just as it would have when forked.  Anything else is
-    started as it is, with TERM, USR1 and USR2 ignored until it, or what it starts, installs handlers: they are Slurm's warnings.
+    started as it is, with Slurm's warnings (TERM, USR1, USR2) ignored until it, or what it starts, installs handlers.
     """
     launch, command = ranks.launch, ranks.command
     if command is None:

@@ -68,6 +68,11 @@ def parse_python(argv: Sequence[str]) -> PythonCommand | None:
     return None
 
 
+def same_interpreter(one: PythonCommand | None, other: PythonCommand | None) -> bool:
+    """Whether both run in the same interpreter with the same flags, so that one can be forked from what was started for the other."""
+    return one is not None and other is not None and (one.interpreter, one.flags) == (other.interpreter, other.flags)
+
+
 def find_program(name: str, environment: Mapping[str, str]) -> str | None:
     """The program's path by the PATH of that environment, as exec would find it; None when there is none."""
     return shutil.which(name, path=environment.get("PATH", os.defpath))

@@ -376,14 +376,23 @@ def _flag_signals(page: str) -> None:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
 
+    before: list[set[signal.Signals]] = []
+
+    def hold() -> None:  # a signal that came to a new child before its default is back would be lost
+        before.append(signal.pthread_sigmask(signal.SIG_BLOCK, _FLAGGED))  # type: ignore[arg-type]
+
+    def let_go() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before.pop())
+
     def in_child() -> None:
         for number in _FLAGGED:
             if signal.getsignal(number) is on_signal:
                 signal.signal(number, signal.SIG_DFL)
+        let_go()
 
     for number in _FLAGGED:
         signal.signal(number, on_signal)
-    os.register_at_fork(after_in_child=in_child)
+    os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=in_child)
 
 
 def _is_ordered_to_stop(page: str) -> bool:
@@ -408,6 +417,7 @@ def _become_rank(request: dict[str, Any], *, forked: bool) -> None:
     if forked:
         os.setsid()
         null = os.open(os.devnull, os.O_RDONLY)
+        os.makedirs(os.path.dirname(request["log"]), exist_ok=True)
         out = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(null, 0)
         os.dup2(out, 1)

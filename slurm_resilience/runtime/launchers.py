@@ -25,9 +25,9 @@ class Launchers:
 
     def __init__(
         self, loop: Loop, command: Sequence[str] | None, *,
-        named: Sequence[str], learned: Sequence[str], environment: Mapping[str, str], log: Path, agent: int, reason: str = "",
-        heard: Callable[[LauncherLink, dict[str, Any]], None], lost: Callable[[LauncherLink], None], changed: Callable[[], None],
-        say: Callable[[str], None],
+        named: Sequence[str], learned: Sequence[str], environment: Mapping[str, str], log: Path, agent: int, reason: str,
+        heard: Callable[[LauncherLink, dict[str, Any]], None], lost: Callable[[LauncherLink], None],
+        changed: Callable[[], None], say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._loop = loop
         self._command = command

@@ -61,8 +61,8 @@ class LocalRanks:
             for rank, local_rank in launch.ranks:
                 page = PageReader(folder.page(launch.attempt, rank))
                 contract = RankContract(
-                    run_dir=str(run_dir), run_id=run_id, attempt=launch.attempt,
-                    restart_count=restart, job_id=job_id, node=node, page=str(page.path), facts=str(folder.facts), checkpoints=launch.checkpoints,
+                    run_dir=str(run_dir), run_id=run_id, attempt=launch.attempt, restart_count=restart, job_id=job_id,
+                    node=node, page=str(page.path), facts=str(folder.facts), checkpoints=launch.checkpoints,
                     settings=launch.settings, plan=launch.plan,
                 )  # fmt: skip
                 log = run_dir / "logs" / f"attempt-{launch.attempt:04d}" / f"rank-{rank:05d}.log"

@@ -88,7 +88,7 @@ def run(form: str, target: str, args: Sequence[str], command: Sequence[str]) -> 
         exec(compile(target, "<string>", "exec", dont_inherit=True), main.__dict__)  # noqa: S102 -- this is what -c means
         return
     sys.argv = [target, *args]
-    path = target if os.path.isabs(target) else os.path.join(os.getcwd(), target.removeprefix("./"))
+    path = target if os.path.isabs(target) else os.path.join(os.getcwd(), target)
     _put_path_first(os.path.dirname(os.path.realpath(target)))
     main.__dict__.update(__file__=path, __cached__=None, __loader__=importlib.machinery.SourceFileLoader("__main__", path))
     with io.open_code(path) as file:

@@ -199,6 +199,7 @@ def _exec(
             signal.signal(sig, signal.SIG_IGN if sig in ignore else signal.SIG_DFL)
         if stdin is None:
             stdin = os.open(os.devnull, os.O_RDONLY)
+        log.parent.mkdir(parents=True, exist_ok=True)
         out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(stdin, 0)
         os.dup2(out, 1)
