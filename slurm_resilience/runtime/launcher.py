@@ -123,8 +123,9 @@ class Launcher:
         for module in list(sys.modules.values()):
             path = getattr(module, "__file__", None)
             if isinstance(path, str) and not _is_library(path) and not path.startswith(_HERE):
-                stat = os.stat(path)
-                self._preloaded[path] = (stat.st_mtime_ns, stat.st_size)
+                with contextlib.suppress(OSError):  # made-up files, such as torch.ops' "_ops.py"
+                    stat = os.stat(path)
+                    self._preloaded[path] = (stat.st_mtime_ns, stat.st_size)
         gc.collect()
         gc.freeze()
         self._send(
