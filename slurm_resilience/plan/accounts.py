@@ -121,7 +121,7 @@ class _Reader:
         self._marks: dict[int, float] = {}
         self._saving_step: int | None = None
         self._failures: list[Failure] = []
-        self._requeues = 0
+        self._requeues = self._allocations = 0
         self._nodes = 1
         self._complete = self._failed = False
         self._start = self._last_at = 0.0
@@ -147,18 +147,22 @@ class _Reader:
         self._last_at = at
 
     def _on_allocation_started(self, at: float, fact: Mapping[str, Any]) -> None:
-        if self._last_at and self._queued_at is None:  # the last allocation ended without a word
+        if self._allocations and self._queued_at is None:  # the last allocation ended without a word
             self._down(self._last_at, "unknown", {})
             self._line.begin(self._last_at, QUEUED)
             self._queued_at = self._last_at
         if self._queued_at is not None:
             self._queues.append(at - self._queued_at)
+        self._allocations += 1
         self._queued_at, self._allocated_at = None, at
         self._line.begin(at, DOWN)
 
-    def _on_attempt_started(self, at: float, fact: Mapping[str, Any]) -> None:
+    def _on_supervisor_restarted(self, at: float, fact: Mapping[str, Any]) -> None:
         if self._line.now in (TRAINING, SAVING):  # a supervisor died, and the ranks with it
             self._down(self._last_at, "unknown", {})
+
+    def _on_attempt_started(self, at: float, fact: Mapping[str, Any]) -> None:
+        self._on_supervisor_restarted(at, fact)
         self._nodes = max(self._nodes, len(fact.get("nodes") or ()))
 
     def _on_resumed(self, at: float, fact: Mapping[str, Any]) -> None:

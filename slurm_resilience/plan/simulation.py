@@ -23,8 +23,10 @@ _LEAST_FAILURES_WEIBULL = 200_000
 _CHUNK = 1 << 20
 
 
-def simulate(scenario: Scenario, *, days: float = 365.0, seed: int = 0, shape: float = 1.0) -> Ledger:
-    """The ledger of at least ``days`` of holding nodes, and of as many more as give a small sampling error.
+def simulate(
+    scenario: Scenario, *, days: float = 365.0, seed: int = 0, shape: float = 1.0, failures: int = _LEAST_FAILURES
+) -> Ledger:
+    """The ledger of at least ``days`` of holding nodes, and of as many more as ``failures`` take, for a small sampling error.
 
     ``shape`` is that of each node's Weibull time to failure: 1 is memoryless; below 1 a node that just failed, or is new, is
     likelier to fail again (all nodes are then renewed every ``days``).  The same seed gives the same draws for every
@@ -40,7 +42,7 @@ def simulate(scenario: Scenario, *, days: float = 365.0, seed: int = 0, shape: f
     random = np.random.default_rng(seed)
     if shape != 1.0:
         return _cycles(scenario, _weibull_gaps(random, scenario, days * DAY_S, shape))
-    wanted = max(_LEAST_FAILURES, round(rate * days * DAY_S))
+    wanted = max(failures, round(rate * days * DAY_S))
     total = Ledger(0.0)
     while total.failures < wanted:
         gaps = random.exponential(1.0, min(_CHUNK, wanted - total.failures)) / rate
