@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slurm_resilience.observe.incidents import Incident, Incidents
 
-_STEP_EVERY_S = 10.0
+_EVERY_S = 10.0
 
 
 class Narrator:
-    """Turns events into lines, in order.  ``step_every_s``: how often progress is worth a line."""
+    """Turns events into lines, in order.  ``every_s``: how often steps, and how often checkpoints, are worth a line."""
 
-    def __init__(self, *, step_every_s: float = _STEP_EVERY_S) -> None:
+    def __init__(self, *, every_s: float = _EVERY_S) -> None:
         self._incidents = Incidents()
-        self._step_every_s = step_every_s
+        self._every_s = every_s
+        self._last_checkpoint_t = float("-inf")
         self._last_step: tuple[float, int] | None = None
+        self._told_exception_of = -1
         self._joined: set[str] = set()
         self._nodes: list[str] = []
+
+    def catch_up(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Take what was told earlier into account, without telling it again."""
+        for event in events:
+            self._incidents.apply(event)
 
     def lines(self, event: Mapping[str, Any]) -> list[str]:
         """The lines for one event, each with its time of day (UTC) in front."""
@@ -101,7 +108,7 @@ class Narrator:
         if before is None:
             self._last_step = (t, step)
             return ""
-        if t - before[0] < self._step_every_s:
+        if t - before[0] < self._every_s:
             return ""
         self._last_step = (t, step)
         speed = (step - before[1]) / (t - before[0])
@@ -112,6 +119,9 @@ class Narrator:
         )
 
     def _checkpoint_committed(self, event: Mapping[str, Any]) -> str:
+        if event["t"] - self._last_checkpoint_t < self._every_s:
+            return ""
+        self._last_checkpoint_t = float(event["t"])
         size = f", {event['bytes'] / 1e6:.1f} MB" if isinstance(event.get("bytes"), int | float) else ""
         took = f" in {event['seconds']:.2f} s" if isinstance(event.get("seconds"), int | float) else ""
         return f"checkpoint {event.get('name')} at step {event.get('step')} committed{took}{size}"
@@ -120,6 +130,9 @@ class Narrator:
         return f"the checkpoint at step {event.get('step')} failed: {event.get('error')}; training goes on, older ones stand"
 
     def _exception(self, event: Mapping[str, Any]) -> str:
+        if event["attempt"] == self._told_exception_of:  # the others mostly say that they lost this one
+            return ""
+        self._told_exception_of = event["attempt"]
         return f"rank {event.get('rank')} on {event.get('node')} raised {event.get('type')}: {event.get('message')}"
 
     def _rank_exited_early(self, event: Mapping[str, Any]) -> str:

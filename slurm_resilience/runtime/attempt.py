@@ -15,6 +15,8 @@ _OWN_TIME_PHASES = frozenset({Phase.CHECKPOINT, Phase.EVALUATION, Phase.USER})
 # An agent that dialled again sends what it had kept for us; a rank that it no longer has gets this long to be explained.
 _EXPLAIN_S = 1.0
 _LAST_WORDS_S = 1.0
+# Written down in full; with thousands of ranks the rest are echoes that fill the disk.
+_MOST_EXCEPTIONS = 16
 
 
 class Attempt:
@@ -41,6 +43,7 @@ class Attempt:
         self._missing: dict[int, float] = {}
         self._left_early_at: float | None = None
         self._raised_at: float | None = None
+        self._exceptions = 0
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -164,7 +167,8 @@ class Attempt:
         if set(self._launched) == set(self.nodes):
             warm = all(each.warm for each in self._launched.values())
             seconds = round(now - self.started_at, 3)
-            notes.append(("ranks_launched", {"world": self.world, "warm": warm, "seconds": seconds}, None))
+            pids = {name: each.pids for name, each in self._launched.items()}
+            notes.append(("ranks_launched", {"world": self.world, "warm": warm, "seconds": seconds, "pids": pids}, None))
         return notes
 
     def _saw_exit(self, node: str, end: m.Exit, now: float) -> list[Note]:
@@ -192,6 +196,9 @@ class Attempt:
             kind, message = str(fact.fields.get("type", "")), str(fact.fields.get("message", ""))
             at = step if isinstance(step, int) else None
             self.evidence.exception(t=fact.t, node=node, rank=fact.rank, kind=kind, message=message, step=at)
+            self._exceptions += 1
+            if self._exceptions > _MOST_EXCEPTIONS:
+                return []
         return self.facts.hear(node, fact)
 
 

@@ -172,8 +172,8 @@ class Coordinator:
             self._freeze = (self._now, gap)
             self.fleet.forget_silence(self._now)
             self._record("supervisor_was_frozen", seconds=round(gap, 2))
-        for node, why in self.fleet.overdue(self._now):
-            self._lose(node, why)
+        for node, why, silent in self.fleet.overdue(self._now):
+            self._lose(node, why, silent=silent)
         if self.attempt is not None and self.state is State.RUNNING:
             self.attempt.judge(self.config.limits, now=self._now, wall=self._wall)
         if self.state not in _LEAVING:
@@ -239,11 +239,11 @@ class Coordinator:
         if node is not None:
             self.fleet.part(node, self._now, expected=self.state in _LEAVING)
 
-    def _lose(self, node: Node, why: str) -> None:
+    def _lose(self, node: Node, why: str, *, silent: bool = False) -> None:
         since = self._wall - (self._now - node.heard)
         if node.conn is not None:
             self._out.append(i.Drop(node.conn, why))
-        self.fleet.lose(node, self._now, since_wall=since)
+        self.fleet.lose(node, self._now, since_wall=since, silent=silent)
         self._record("agent_lost", node=node.name, why=why, since=round(since, 3))
         if self.attempt is not None and self.state in _WITH_RANKS:
             self.attempt.lost(node.name, since=since, why=why)
@@ -493,7 +493,7 @@ class Coordinator:
                 group_rank=group, groups=len(placement.nodes), master_addr=first.address, master_port=port,
                 store_hosted=port > 0, argv=list(self.spec.argv), cwd=self.spec.cwd, env=self.spec.env,
                 checkpoints=self.spec.checkpoints, settings=self.spec.settings, plan=placement.plan,
-                header=f"attempt {self.number} on {name}{ended}", wait_warm=self.config.warm,
+                header=f"=== attempt {self.number} on {name}{ended} ===", wait_warm=self.config.warm,
             )  # fmt: skip
             self._send(name, launch)
 

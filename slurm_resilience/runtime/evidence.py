@@ -56,7 +56,7 @@ class Evidence:
 
     def exit(self, *, t: float, node: str, rank: int, code: int, signal: str, tail: Sequence[str]) -> None:
         """A rank ended that should not have."""
-        last = next((line.strip() for line in reversed(tail) if line.strip()), "")
+        last = next((line.strip() for line in reversed(tail) if line.strip() and not line.startswith("=== attempt ")), "")
         how = f"killed by {signal or f'signal {-code}'}" if code < 0 else f"exited with {code}"
         cause = _CAUSE_OF_CODE.get(code, Cause.RANK_CRASH)
         if cause is Cause.RANK_CRASH and code > 0 and _OOM.search(last):

@@ -18,6 +18,8 @@ RECONNECT_S = 0.7
 REPLACE_S = 20.0
 _START_PAUSE_S = (0.0, 1.0, 3.0, 10.0, 30.0)
 _STARTS_BEFORE_GIVING_UP = 3
+# Trying to start an agent on a silent node is cheap, but it is most probably off or cut off.
+_SILENT_PAUSE_S = 10.0
 
 
 @dataclass
@@ -25,7 +27,7 @@ class Node:
     """One node as the supervisor sees it.  All times are the supervisor's monotonic clock.
 
     ``holds``: attempt → until when its processes may be alive there (None: until the agent says that they are gone).
-    ``carrier``: what is to start the agent is still at it.  ``expected_until``: an agent is awaited until then.
+    ``carrier``: what is to start the agent is still at it.  ``silent``: it was lost without a sign, as by a power-off or a cut.  ``expected_until``: an agent is awaited until then.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Node:
     lost_wall: float = 0.0
     gap_at: float | None = None
     losses: int = 0
+    silent: bool = False
     holds: dict[int, float | None] = field(default_factory=dict)
     carrier: bool = False
     started_at: float = float("-inf")
@@ -84,7 +87,7 @@ class Fleet:
         replaced = node.conn
         node.holds = {hello.attempt: None} if hello.ranks else {}
         node.conn, node.pid, node.boot_id, node.address = conn, hello.pid, hello.boot_id, hello.address
-        node.heard, node.lost_at, node.gap_at, node.joined = now, None, None, True
+        node.heard, node.lost_at, node.gap_at, node.joined, node.silent = now, None, None, True, False
         node.failed_starts, node.failure, node.carrier = 0, "", False
         self.warmed(node, now, warm=hello.warm, cold_reason="")  # why not, it says in a message of its own once it knows
         return replaced
@@ -99,21 +102,25 @@ class Fleet:
         node.conn = None
         node.gap_at = None if expected else now
 
-    def lose(self, node: Node, now: float, *, since_wall: float) -> None:
-        """The node counts as lost; what runs there may be alive until the lease is over."""
+    def lose(self, node: Node, now: float, *, since_wall: float, silent: bool) -> None:
+        """The node counts as lost; what runs there may be alive until the lease is over.
+
+        After a ``silent`` loss nothing is awaited from it: the agent dials again by itself if the network comes back.
+        """
+        node.silent = silent
         node.conn, node.gap_at, node.lost_at, node.lost_wall = None, None, now, since_wall
         node.losses += 1
         node.warm, node.cold_reason, node.expected_until = False, "", float("-inf")
         self._start_leases(node)
 
-    def overdue(self, now: float) -> list[tuple[Node, str]]:
-        """Nodes that have to be called lost now, with the reason."""
-        out: list[tuple[Node, str]] = []
+    def overdue(self, now: float) -> list[tuple[Node, str, bool]]:
+        """Nodes that have to be called lost now, with the reason, and whether they went silently."""
+        out: list[tuple[Node, str, bool]] = []
         for node in self.nodes.values():
             if node.connected and now - node.heard > self._lease_s:
-                out.append((node, f"silent for {now - node.heard:.1f} s"))
+                out.append((node, f"silent for {now - node.heard:.1f} s", True))
             elif node.gap_at is not None and now - node.gap_at > RECONNECT_S:
-                out.append((node, "its agent's connection ended"))
+                out.append((node, "its agent's connection ended", False))
         return out
 
     def hold(self, names: Iterable[str], attempt: int) -> None:
@@ -184,6 +191,8 @@ class Fleet:
             if node.connected or node.gone or node.gap_at is not None:
                 continue
             pause = _START_PAUSE_S[min(node.failed_starts + max(0, node.losses - 1), len(_START_PAUSE_S) - 1)]
+            if node.silent and node.lost_at is not None and now - node.lost_at < _SILENT_PAUSE_S:
+                continue
             if not node.carrier and now - node.started_at >= pause:
                 out.append(node)
         return out
@@ -191,7 +200,7 @@ class Fleet:
     def starting(self, node: Node, now: float) -> None:
         """A new agent is being started there."""
         node.carrier, node.started_at = True, now
-        if node.joined:
+        if node.joined and not node.silent:
             node.expected_until = now + REPLACE_S
 
     def carrier_ended(self, node: Node, why: str) -> None:

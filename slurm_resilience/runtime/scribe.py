@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from slurm_resilience.observe.events import EventWriter
+from slurm_resilience.observe.events import EventWriter, read_events
 from slurm_resilience.observe.narrator import Narrator
 from slurm_resilience.runtime.address import SupervisorAddress
 from slurm_resilience.runtime.inputs import AttemptWritten, Input, Record, Superseded, WriteAttempt, WriteStatus
@@ -51,6 +51,7 @@ class Scribe(threading.Thread):
         self._folder, self._events, self._epoch = folder, events, epoch
         self._answer, self._show = answer, show
         self._narrator = Narrator()
+        self._narrator.catch_up(read_events(folder.path))
         self._todo: queue.SimpleQueue[Record | WriteAttempt | WriteStatus | _Flush | str] = queue.SimpleQueue()
         self._late: deque[Record] = deque(maxlen=_MOST_WAITING)
         self._superseded = False
