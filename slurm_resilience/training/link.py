@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +22,8 @@ from slurm_resilience.progress.contract import RankContract
 from slurm_resilience.progress.facts import MAX_BYTES, FactSender
 from slurm_resilience.progress.page import Orders, PageWriter, Phase
 
+MOST_UNTOLD = 200
+LONGEST_WAIT_S = 30.0
 NO_ORDERS = Orders(stop=False, save=0, deadline=None, cause="")
 
 
@@ -49,21 +52,46 @@ class Link(Protocol):
 
 
 class AgentLink:
-    """A page in shared memory and a datagram socket."""
+    """A page in shared memory and a datagram socket.
+
+    An agent that does not listen for a while (its queue holds about ten facts) costs one second now and then, not one for
+    each fact: what it could not be told is told later, except the thinned-out steps, which metrics.jsonl has anyway.
+    """
 
     def __init__(self, contract: RankContract, rank: int) -> None:
         self._page = PageWriter(contract.page)
         self._facts = FactSender(contract.facts, attempt=contract.attempt, rank=rank)
+        self._untold: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_UNTOLD)
+        self._wait_s = 0.0
+        self._not_before_s = 0.0
         self.beat = self._page.beat
         self.enter = self._page.enter
         self.orders = self._page.orders
-        self.done = self._page.done
 
     def send(self, kind: str, **fields: Any) -> bool:
-        try:
-            return self._facts.send(kind, **fields)
-        except ValueError:
-            return self._facts.send(kind, **_shortened(fields))
+        if kind != "step_reported" or not self._untold:
+            self._untold.append((kind, fields))
+        return time.monotonic() >= self._not_before_s and self._tell()
+
+    def done(self) -> None:
+        """Say so on the page, after a last try to tell what is left."""
+        self._tell()
+        self._page.done()
+
+    def _tell(self) -> bool:
+        while self._untold:
+            kind, fields = self._untold[0]
+            try:
+                heard = self._facts.send(kind, **fields)
+            except ValueError:
+                heard = self._facts.send(kind, **_shortened(fields))
+            if not heard:
+                self._wait_s = min(max(1.0, 2 * self._wait_s), LONGEST_WAIT_S)
+                self._not_before_s = time.monotonic() + self._wait_s
+                return False
+            self._untold.popleft()
+        self._wait_s = 0.0
+        return True
 
 
 class LocalLink:

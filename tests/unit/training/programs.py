@@ -67,6 +67,7 @@ def train(
 
     run = Run(folder=folder, **(settings or {}))
     run.init_process_group()
+    random.seed(run.rank)
     model = wrap(make_model(dropout), kind if run.world_size > 1 else "none")
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=200)
@@ -127,3 +128,47 @@ def example(folder: str, steps: int, options: dict[str, Any] | None = None) -> d
     config = gpt.GPTConfig(layers=1, width=16, heads=2, context=16)
     outcome = script.train(run, steps=steps, config=config, quiet=True, **(options or {}))
     return {"outcome": outcome, "start": run.resumed.step if run.resumed else 0}
+
+
+def train_ddp(total: int) -> dict[str, Any]:
+    return train(total, kind="ddp")
+
+
+def train_dropout(total: int) -> dict[str, Any]:
+    return train(total, dropout=0.3)
+
+
+def train_slow(total: int) -> dict[str, Any]:
+    """Rank 1 takes a while for each step."""
+    return train(total, slow_rank=1, slow_s=0.25)
+
+
+def train_slow_saves(total: int) -> dict[str, Any]:
+    """A save takes a second, as on a slow file system."""
+    from slurm_resilience.checkpoint.store import CheckpointStore
+
+    commit = CheckpointStore.commit
+
+    def slow(self: Any, *args: Any, **options: Any) -> Any:
+        time.sleep(1.0)
+        return commit(self, *args, **options)
+
+    CheckpointStore.commit = slow  # type: ignore[method-assign]
+    return train(total, slow_rank=1, slow_s=0.05)
+
+
+def resume_wider_on_rank_1() -> int:
+    """One rank's model is not the others'."""
+    import torch
+
+    from slurm_resilience import Run
+
+    run = Run()
+    run.init_process_group()
+    model = make_model()
+    if run.rank == 1:
+        model[3] = torch.nn.Linear(3 * WIDTH, 6)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=200)
+    run.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    return run.resume()

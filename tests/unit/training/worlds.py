@@ -11,6 +11,7 @@ import multiprocessing.forkserver
 import os
 import signal
 import socket
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -32,6 +33,11 @@ PRELOAD = [
     "slurm_resilience.training.run",
 ]
 DEADLINE_S = 120.0
+
+# Programs travel by their module's name, which pytest makes without sys.path (--import-mode=importlib).
+_ROOT = str(Path(__file__).resolve().parent.parent)
+if _ROOT not in sys.path:
+    sys.path.append(_ROOT)
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOAD)
@@ -110,9 +116,9 @@ class Started:
         waiting = dict(enumerate(self.answers))
         try:
             while waiting:
-                ready = wait(list(waiting.values()), timeout=max(0.0, deadline - time.monotonic()))
+                ready = wait(list(waiting.values()), timeout=0.02)
                 self.hear()
-                if not ready:
+                if time.monotonic() > deadline:
                     raise TimeoutError(f"ranks {sorted(waiting)} did not end; {self.progress()}; facts: {self.facts}")
                 for rank, answer in list(waiting.items()):
                     if answer in ready:
