@@ -314,7 +314,8 @@ class Agent:
             self._start_store_cold(attempt)
 
     def _start_store_cold(self, attempt: int) -> None:
-        command = [*self._wrap, self._command.interpreter] if self._command else [sys.executable]
+        python = self._command
+        command = [*self._wrap, python.interpreter, *python.flags] if python else [sys.executable]
         try:
             host = StoreHost.start(command, log=self._launcher_log, attempt=attempt)
         except OSError as error:

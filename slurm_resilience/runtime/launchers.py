@@ -9,7 +9,7 @@ from typing import Any
 
 from slurm_resilience.runtime.launcher_link import LauncherLink
 from slurm_resilience.runtime.loop import Loop
-from slurm_resilience.runtime.processes import descendants
+from slurm_resilience.runtime.processes import is_alive, look
 
 _MOST_DEATHS = 3
 _LEARNED_S = 60.0  # a learned module that takes longer to import is given up; one that the user named is not
@@ -136,7 +136,7 @@ class Launchers:
         for message in messages:
             kind = message["m"]
             if kind == "pid":
-                if not self._is_ours(message["pid"]):
+                if self._is_elsewhere(link, message["pid"]):
                     self._command, self._off = None, "the launcher is in a PID namespace of its own, where we cannot kill ranks"
                     gone = True
                     break
@@ -148,8 +148,14 @@ class Launchers:
         if gone or (link in self._retired and not link.children and not link.pending):
             self._part(link)
 
-    def _is_ours(self, pid: int) -> bool:
-        return any(process.pid == pid for process in descendants(self._agent))
+    def _is_elsewhere(self, link: LauncherLink, pid: int) -> bool:
+        """Whether the number that it has for itself is not its number here."""
+        found = look(pid)
+        if found is None:  # it may also have ended already
+            return any((process := look(known)) is not None and is_alive(process) for known in link.pids)
+        while found is not None and found.pid != self._agent:
+            found = look(found.parent)
+        return found is None
 
     def _warmed(self, link: LauncherLink, message: dict[str, Any]) -> None:
         link.warm, link.reason, link.seconds = message["warm"], message["reason"], message["seconds"]
