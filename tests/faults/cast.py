@@ -99,4 +99,4 @@ def is_supervisor(argv: list[str]) -> bool:
     at = next(
         (at for at, word in enumerate(words[:4]) if os.path.basename(word) in ("slurm-resilience", "slurm_resilience")), None
     )
-    return at is not None and words[at + 1 : at + 2] == ["run"] and not os.path.basename(words[0]).endswith("sh")
+    return at is not None and words[at + 1 : at + 2] == ["run"] and os.path.basename(words[0]).startswith("python")
