@@ -1,0 +1,106 @@
+"""Submit a training command to Slurm, so that it lives through crashes, lost nodes, preemption and time limits.
+
+    slurm-resilience submit --nodes 2-4 --ranks-per-node 4 --gpus-per-node 4 --time 12:00:00 -- python train.py --lr 3e-4
+
+Besides the options below, all of sbatch's long options are taken as they are.  What is queued is the shipped template
+with these settings; --dry-run shows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from slurm_resilience.errors import ConfigError, ExitCode
+
+_OWN = ("folder", "run-dir", "config", "set", "nodes", "ranks-per-node", "global-batch", "micro-batch", "checkpoint-every",
+        "preload", "wrap", "cold", "python", "signal-delay-s", "dry-run", "wait", "json")  # fmt: skip
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare our options, and every one of sbatch's that is not ours."""
+    from slurm_resilience.submit.parameters import SBATCH_FLAGS, SBATCH_OPTIONS
+
+    add = parser.add_argument
+    add(
+        "--folder", metavar="DIR", default="resilience-runs", help="the run's folder is made in here (default: resilience-runs)"
+    )
+    add("--run-dir", metavar="DIR", help="go on with the run in this folder")
+    add("--config", metavar="FILE", help="configuration in YAML; the options below win over it")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the configuration, e.g. limits.step_s=60")
+    add("--nodes", metavar="MIN[-MAX]", help="nodes to train on (default: 1)")
+    add("--ranks-per-node", type=int, metavar="K", help="ranks on each node, usually its GPUs (default: 1)")
+    add("--global-batch", type=int, metavar="B", help="samples per optimizer step, whatever the number of nodes")
+    add("--micro-batch", type=int, metavar="M", help="samples per forward pass on one rank")
+    add("--checkpoint-every", metavar="STEPS|TIME", help="100 (steps), 90s, 30m or 2h (default: 10m)")
+    add("--preload", metavar="MOD,…", help="modules that warm launchers import (default: torch)")
+    add("--wrap", metavar="CMD", default="", help="put before the command on every node, e.g. 'apptainer exec --nv img.sif'")
+    add("--cold", action="store_true", help="start ranks by exec, without warm launchers")
+    add("--python", metavar="PATH", help="interpreter of supervisor and agents on the nodes (default: this one)")
+    add("--signal-delay-s", type=float, metavar="S", help="seconds of warning before the time limit (default: 90)")
+    add("--dry-run", action="store_true", help="print the script; nothing is written or queued")
+    add("--wait", action="store_true", help="stay until the job is over; end with its exit code")
+    add("--json", action="store_true", help="print one JSON document")
+    for name, short in SBATCH_OPTIONS.items():
+        words = [f"--{name}", *([f"-{short}"] if short else [])]
+        if name in SBATCH_FLAGS:
+            add(*words, nargs="?", const=True, dest=f"sbatch:{name}", help=argparse.SUPPRESS)
+        else:
+            add(*words, dest=f"sbatch:{name}", help=argparse.SUPPRESS)
+    add("argv", nargs="+", metavar="CMD", help="the command and its arguments, after --")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Check everything, queue the job, and say its id and its folder."""
+    from slurm_resilience.cli.run import overrides
+    from slurm_resilience.config import ResilienceConfig
+    from slurm_resilience.submit.executor import ResilientExecutor
+    from slurm_resilience.submit.prepare import Work
+
+    config = ResilienceConfig.load(args.config, overrides(args))
+    command = _findable(args.argv, wrapped=bool(args.wrap))
+    executor = ResilientExecutor(args.folder, config=config, python=args.python, own_names=_OWN)
+    executor.update_parameters(**slurm_options(args), signal_delay_s=args.signal_delay_s)
+    work = Work(command=command, wrap=args.wrap)
+    if args.dry_run:
+        sys.stdout.write(
+            executor.script(Path(args.run_dir or executor.folder / f"{executor.job_name}-DATE-TIME").absolute(), work)
+        )
+        return ExitCode.OK
+    job = executor.submit_work(work, run_dir=Path(args.run_dir).absolute() if args.run_dir else None)
+    if args.json:
+        print(json.dumps({"job_id": job.job_id, "run_id": job.run_id, "run_dir": str(job.run_dir)}))
+    else:
+        print(f"run {job.run_id} in {job.run_dir}\njob {job.job_id}")
+    sys.stdout.flush()
+    return _wait(job) if args.wait else ExitCode.OK
+
+
+def slurm_options(args: argparse.Namespace) -> dict[str, Any]:
+    """sbatch's options among the arguments, by their long names."""
+    prefix = "sbatch:"
+    return {name[len(prefix) :]: value for name, value in vars(args).items() if name.startswith(prefix) and value is not None}
+
+
+def _findable(argv: list[str], *, wrapped: bool) -> tuple[str, ...]:
+    """The command, if this machine knows it: a typo should not wait in the queue.  Inside a wrapper only the wrapper knows."""
+    if not wrapped and shutil.which(argv[0]) is None:
+        raise ConfigError(
+            f"There is no command {argv[0]!r} here",
+            evidence="it is not on PATH",
+            remedy="give its full path, or activate the environment that has it: the job inherits it",
+        )
+    return tuple(argv)
+
+
+def _wait(job: Any) -> int:
+    job.wait()
+    failure = job.exception()
+    if failure is None:
+        return ExitCode.OK
+    print(f"slurm-resilience submit: {failure}", file=sys.stderr)
+    return int(job.exit_code or ExitCode.INTERNAL)

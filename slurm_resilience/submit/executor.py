@@ -1,0 +1,175 @@
+"""submitit's Slurm executor, with a run folder for every submission and the resilient batch script instead of an srun."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit.core.core import Job
+from submitit.core.utils import DelayedSubmission
+from submitit.slurm.slurm import SlurmExecutor
+
+from slurm_resilience.config import ResilienceConfig
+from slurm_resilience.errors import SlurmError, SubmitError
+from slurm_resilience.slurm.client import CommandClient, SlurmClient
+from slurm_resilience.slurm.environment import submission_environment
+from slurm_resilience.slurm.failures import CommandTimeout
+from slurm_resilience.submit.folders import check_folder, new_run_dir
+from slurm_resilience.submit.job import ResilientJob
+from slurm_resilience.submit.parameters import SlurmRequest, settle
+from slurm_resilience.submit.prepare import Prepared, Work, prepare, settings_of
+from slurm_resilience.submit.script import render
+
+# sbatch itself waits for a busy controller; killing it early would leave the question open whether the job was queued.
+_SBATCH_TIMEOUT_S = 120.0
+
+
+class ResilientExecutor(SlurmExecutor):
+    """Submits functions and commands as resilient runs; each gets a folder of its own inside ``folder``.
+
+    ``python`` is the interpreter of supervisor, agents and functions (default: this one).  What makes no sense is refused when
+    it is said: by then nothing is written or queued.
+    """
+
+    job_class = ResilientJob  # type: ignore[assignment]  # ours is made by submit_work(), with more than submitit knows
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        config: ResilienceConfig | None = None,
+        python: str | None = None,
+        client: SlurmClient | None = None,
+        own_names: Sequence[str] = (),
+    ) -> None:
+        if self.affinity() <= 0:
+            raise SubmitError(
+                "There is no sbatch here, so nothing can be queued",
+                evidence="it is not on PATH",
+                remedy="submit from a login node of the cluster, or use cluster='local' to run on this machine",
+            )
+        super().__init__(check_folder(folder))
+        self.config = config or ResilienceConfig()
+        self._client = client or CommandClient(timeout_s=_SBATCH_TIMEOUT_S)
+        self._python = python or sys.executable
+        self._own_names = tuple(own_names)
+        self._request: SlurmRequest = settle({}, self.config)
+
+    @classmethod
+    def name(cls) -> str:
+        return "resilient"
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 2 if shutil.which("sbatch") else -1
+
+    # -- submitit's hooks -------------------------------------------------------------------------------------------
+
+    def _internal_update_parameters(self, **parameters: Any) -> None:
+        self._request = settle({**self.parameters, **parameters}, self.config, own_names=self._own_names)
+        self.parameters.update(parameters)
+
+    def _convert_parameters(self, params: dict[str, Any]) -> dict[str, Any]:
+        return params
+
+    def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Job[Any]]:
+        return [
+            self.submit_work(Work(function=each.function, args=each.args, kwargs=each.kwargs)) for each in delayed_submissions
+        ]
+
+    def _num_tasks(self) -> int:
+        """To submitit the job is one task, whose result is rank 0's; how many ranks there are changes over its life."""
+        return 1
+
+    # -- what we add ------------------------------------------------------------------------------------------------
+
+    @property
+    def job_name(self) -> str:
+        return str(self._request.options.get("job-name", "resilient"))
+
+    def header(self, run_dir: Path) -> str:
+        """The shebang and the #SBATCH lines, as submitit writes them."""
+        options = {name: value for name, value in self._request.options.items() if name not in ("signal", "job-name")}
+        before, self.parameters = self.parameters, {
+            "nodes": options.pop("nodes"),
+            "time": options.pop("time", None),
+            "job_name": self.job_name,
+            "wckey": options.pop("wckey", None),  # submitit would put its own name there, which sites that use keys refuse
+            "signal_delay_s": self._request.lead_s,
+            "stderr_to_stdout": True,
+            "use_srun": False,
+            "additional_parameters": {**options, "output": log_pattern(run_dir)},
+        }  # fmt: skip
+        try:
+            text: str = super()._make_submission_file_text("", "")
+        finally:
+            self.parameters = before
+        return text.partition("\n# command\n")[0]
+
+    def script(self, run_dir: Path, work: Work) -> str:
+        """The whole script that :meth:`submit_work` would queue, without writing anything."""
+        return render(self.header(run_dir), self._settings(run_dir, work))
+
+    def submit_work(self, work: Work, *, run_dir: Path | None = None) -> ResilientJob[Any]:
+        """Queue it.  ``run_dir``: an earlier run's folder, to go on with that run.
+
+        Raises :class:`ConfigError` before anything is queued, :class:`SubmitError` when Slurm refuses.
+        """
+        path = run_dir or new_run_dir(self.folder, self.job_name)
+        try:
+            prepared = prepare(path, work, self.config, header=self.header(path), settings=self._settings(path, work))
+            submitted_at = time.time()
+            job_id = self._queue(prepared)
+        except CommandTimeout:
+            raise  # it may have been queued after all: the folder must stay
+        except BaseException:
+            if run_dir is None:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+        job = ResilientJob[Any](
+            path,
+            {
+                "cluster": "slurm",
+                "job_id": job_id,
+                "run_id": prepared.run_id,
+                "submitted_at": submitted_at,
+                "log": str(path / "logs" / f"job-{job_id}.out"),
+            },
+        )
+        job.save_description()
+        return job
+
+    def _settings(self, run_dir: Path, work: Work) -> Any:
+        return settings_of(
+            run_dir,
+            work,
+            python=self._python,
+            lead_s=self._request.lead_s,
+            setup=self._request.setup,
+            teardown=self._request.teardown,
+        )
+
+    def _queue(self, prepared: Prepared) -> str:
+        decided = {*self._request.options, "job-name", "output", "error", "time"}
+        try:
+            return self._client.submit(str(prepared.script), environment=submission_environment(decided=decided))
+        except CommandTimeout as error:
+            raise CommandTimeout(
+                "sbatch gave no answer, so the job may or may not be queued",
+                evidence=error.evidence,
+                remedy=f"look for {self.job_name!r} with `squeue --me` before submitting again; its folder: {prepared.run_dir}",
+            ) from error
+        except SlurmError as error:
+            raise SubmitError(
+                "Slurm refused the job", evidence=error.evidence or error.what, remedy="change what sbatch complains about"
+            ) from error
+
+
+def log_pattern(run_dir: Path) -> str:
+    """The job's log as sbatch's file name pattern: only our own %j is one."""
+    return str(run_dir).replace("%", "%%") + "/logs/job-%j.out"

@@ -1,0 +1,73 @@
+"""The text of a batch script: sbatch's lines, a block of settings, and the body of the shipped template, word for word.
+
+There is one body, in ``sbatch/resilient.sbatch``; what ``submit_resilient`` and ``slurm-resilience submit`` queue is the
+same shell that a user copies.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from slurm_resilience.errors import ConfigError
+from slurm_resilience.submit.templates import template_path
+
+_SETTINGS = "# ---- settings "
+_BODY = "# ---- body "
+_LAST_LINE = 'exit "$code"'
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the body of the script needs to know.
+
+    ``resilience``: how slurm-resilience is called there; ``options``: those of its ``run``; ``command``: what is started on
+    every rank; ``lead_s``: how early Slurm warns.  ``setup`` and ``teardown`` are shell lines of the user's around it all.
+    """
+
+    run_dir: str
+    resilience: Sequence[str]
+    options: Sequence[str]
+    command: Sequence[str]
+    lead_s: int
+    setup: Sequence[str] = ()
+    teardown: Sequence[str] = ()
+
+
+def body() -> str:
+    """The body of the template, without its headline.  Raises :class:`ConfigError` when somebody has edited the marks away."""
+    path = template_path()
+    text = path.read_text(encoding="utf-8")
+    _, mark, rest = text.partition(f"\n{_BODY}")
+    _, newline, lines = rest.partition("\n")
+    if not mark or not newline or lines.rstrip().rpartition("\n")[2] != _LAST_LINE:
+        raise ConfigError(
+            f"{path} is not the template that we shipped",
+            evidence=f"it has no line that begins with {_BODY.strip()!r}, or does not end with {_LAST_LINE!r}",
+            remedy="install slurm-resilience again, and edit a copy of the template",
+        )
+    return lines
+
+
+def render(header: str, settings: Settings) -> str:
+    """A whole script: ``header`` (the shebang and sbatch's lines), ``settings``, the template's body."""
+    lines = [
+        f"{_SETTINGS}{'-' * 100}",
+        f"run_dir={shlex.quote(settings.run_dir)}",
+        f"resilience={_array(settings.resilience)}",
+        f"options={_array(settings.options)}",
+        f"command={_array(settings.command)}",
+        f"export RESILIENCE_SIGNAL_LEAD_S={settings.lead_s}",
+        *settings.setup,
+        "",
+        f"{_BODY}{'-' * 104}",
+    ]
+    text = body()
+    if settings.teardown:
+        text = text.rstrip()[: -len(_LAST_LINE)] + "\n".join([*settings.teardown, _LAST_LINE]) + "\n"
+    return header.rstrip("\n") + "\n\n" + "\n".join(lines) + "\n" + text
+
+
+def _array(words: Sequence[str]) -> str:
+    return f"({' '.join(shlex.quote(word) for word in words)})"
