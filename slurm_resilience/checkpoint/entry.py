@@ -24,8 +24,9 @@ class State(str, enum.Enum):
 class Entry:
     """A committed checkpoint: which directory, from where, how much, and what is known about it.
 
-    ``attempts`` counts loads that were begun since the last successful verification; ``manifest_sha256`` ties the entry to the
-    manifest, and so to every byte.  Order is ``(attempt, step)``: never time, never the text of a name.
+    ``manifest_sha256`` ties the entry to the manifest, and so to every byte.  ``attempts`` counts loads that were begun since
+    the last successful verification; ``alarm`` is something odd that was seen when it was saved.  Order is
+    ``(attempt, step)``: never time, never the text of a name.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Entry:
     by: str = ""
     reason: str = ""
     pinned: bool = False
+    alarm: str = ""
 
     @property
     def order(self) -> tuple[int, int, str]:

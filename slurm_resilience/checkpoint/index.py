@@ -63,8 +63,18 @@ class CheckpointIndex:
         write_atomic(self.head_path, _compose(entries))
 
     def announce(self, entries: Iterable[Entry]) -> None:
-        """Write the head that counts once its newest entry's directory has its name."""
-        write_atomic(self.next_path, _compose(entries))
+        """Write the head that counts once its newest entry's directory has its name.
+
+        Its data is durable, its name becomes so together with the directory's: by the fsync of the root that follows.
+        """
+        tmp = self.root / f"{names.NEXT_HEAD}.tmp"
+        fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, _compose(entries))
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(tmp, self.next_path)
 
     def confirm(self) -> None:
         """Make the announced head the head.  Needs no space on the file system."""

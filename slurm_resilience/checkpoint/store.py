@@ -64,6 +64,7 @@ class CheckpointStore:
         self._clock = clock
         self._sweeper = Sweeper(self.root)
         self._drafts: set[str] = set()
+        self._before: tuple[int, dict[str, str]] | None = None
 
     @classmethod
     def open(
@@ -241,6 +242,7 @@ class CheckpointStore:
             metrics=metrics or {},
             committed_at=round(self._clock.time(), 3),
             save_s=round(time.monotonic() - draft.began, 6),
+            alarm=self._alarm(draft.step, content or {}),
             **self.about,
         )
         manifest = Manifest(entry, files, items, tensors or {}, extra or {}, content or {},
@@ -251,6 +253,18 @@ class CheckpointStore:
         with self._lock.held():
             self._publish(draft, entry)
         return entry
+
+    def _alarm(self, step: int, content: dict[str, str]) -> str:
+        """Parameters that are bit for bit those of an earlier step: the save may be writing stale tensors (NeMo RL#3312)."""
+        before, self._before = self._before, (step, content)
+        if before is None or before[0] == step:
+            return ""
+        same = [top for top, value in content.items() if top.startswith("model") and before[1].get(top) == value]
+        if not same:
+            return ""
+        alarm = f"{', '.join(same)} unchanged since step {before[0]}"
+        log.error("the checkpoint of step %d has the same parameters as that of step %d, bit for bit", step, before[0])
+        return alarm
 
     def _publish(self, draft: Draft, entry: Entry) -> None:
         head = self.index.lookup()

@@ -97,7 +97,7 @@ def content(items: Iterable[Item]) -> dict[str, str]:
     for item in sorted((item for item in items if item.dtype), key=lambda item: (item.key, item.at)):
         if ranks.is_own(item.key):
             continue
-        top = item.key.split(".", 1)[0]
+        top = ranks.top_of(item.key)
         hashes.setdefault(top, xxhash.xxh3_64()).update(f"{item.key}{item.at}{item.shape}{item.digest}".encode())
     return {top: value.hexdigest() for top, value in hashes.items()}
 
@@ -126,11 +126,11 @@ def check_matches(state_dict: dict[str, Any], saved: Metadata, name: str, *, str
         elif isinstance(value, torch.Tensor):
             wrong.append(f"{key} was saved as a value, a tensor is asked for")
     if strict:
-        tops = {key.split(".", 1)[0] for key in flat}
+        tops = {ranks.top_of(key) for key in flat}
         wrong += [
             f"{key} was saved and nobody asks for it"
             for key in saved.state_dict_metadata
-            if key not in flat and key.split(".", 1)[0] in tops and not ranks.is_own(key)
+            if key not in flat and ranks.top_of(key) in tops and not ranks.is_own(key)
         ]
     if wrong:
         more = f" and {len(wrong) - 6} more" if len(wrong) > 6 else ""

@@ -6,6 +6,7 @@ They are restored when the world has the size that saved them, on all ranks or o
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import torch
@@ -13,6 +14,11 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 
 TOP = "per_rank"
 _JSON = "json"
+
+
+def top_of(key: str) -> str:
+    """The part of the state that a flattened key belongs to: what stands before its first dot or slash."""
+    return re.split(r"[./]", key, maxsplit=1)[0]
 
 
 def is_own(key: str) -> bool:

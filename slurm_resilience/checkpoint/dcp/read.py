@@ -40,6 +40,14 @@ class ShardReader:
             )
         return found
 
+    def check(self, plan: LoadPlan) -> None:
+        """Every file that ``plan`` needs is there with its full length and is ours; no data is read.
+
+        Raises :class:`CorruptCheckpoint` or :class:`UntrustedCheckpoint`.
+        """
+        for file in sorted({self.item(request).file for request in plan.items}):
+            os.close(self._open(file))
+
     def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
         """Fill everything that ``plan`` asks for.  Raises :class:`CorruptCheckpoint` naming the first bad item."""
         wanted = sorted(

@@ -9,14 +9,14 @@ import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 import xxhash
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 
 from slurm_resilience.checkpoint import digest, names
 from slurm_resilience.checkpoint.manifest import Item
@@ -93,7 +93,13 @@ def _address(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
-def write_shard(directory: Path, rank: int, plan: SavePlan, planner: SavePlanner) -> Shard | None:
+class Source(Protocol):
+    """Where the data of a save comes from: a planner (the live tensors), or copies of them."""
+
+    def resolve_data(self, write_item: WriteItem) -> torch.Tensor | io.BytesIO: ...
+
+
+def write_shard(directory: Path, rank: int, plan: SavePlan, source: Source) -> Shard | None:
     """Write this rank's items durably; None when it has none.  Any failure is raised, and the directory is then poison."""
     if not plan.items:
         return None
@@ -104,7 +110,7 @@ def write_shard(directory: Path, rank: int, plan: SavePlan, planner: SavePlanner
     try:
         sink = _Sink(fd)
         for item in plan.items:
-            record = _write_item(sink, name, item, planner)
+            record = _write_item(sink, name, item, source)
             items.append(record)
             stored.append((item.index, _StorageInfo(name, record.offset, record.length)))
         sink.drain()
@@ -114,9 +120,9 @@ def write_shard(directory: Path, rank: int, plan: SavePlan, planner: SavePlanner
     return Shard(name, sink.at, items, stored)
 
 
-def _write_item(sink: _Sink, file: str, item: WriteItem, planner: SavePlanner) -> Item:
+def _write_item(sink: _Sink, file: str, item: WriteItem, source: Source) -> Item:
     start = sink.at
-    data = planner.resolve_data(item)
+    data = source.resolve_data(item)
     key = item.index.fqn
     if item.type == WriteItemType.BYTE_IO:
         if not isinstance(data, io.BytesIO):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 from slurm_resilience.checkpoint import names, trust
 from slurm_resilience.checkpoint.dcp import layout, ranks
 from slurm_resilience.checkpoint.dcp.read import ShardReader
-from slurm_resilience.checkpoint.dcp.save import resolve
+from slurm_resilience.checkpoint.dcp.saving import resolve
 from slurm_resilience.checkpoint.dcp.team import Team
 from slurm_resilience.checkpoint.digest import sha256
 from slurm_resilience.checkpoint.entry import Entry
@@ -69,21 +71,32 @@ def load(
             raise NoValidCheckpoint("There is no checkpoint to load", evidence=f"none was given for {store.root}")
         return entry, _read_trusted(store.path(entry), entry)
 
+    with store.reading(entry) if team.leads and entry is not None else contextlib.nullcontext():
+        return _load(team, store, state_dict, choose, strict=strict, began=began)
+
+
+def _load(
+    team: Team,
+    store: CheckpointStore,
+    state_dict: dict[str, Any],
+    choose: Callable[[list[None]], tuple[Entry, bytes]],
+    *,
+    strict: bool,
+    began: float,
+) -> LoadResult:
     chosen, raw = team.funnel("choosing the checkpoint", lambda: None, choose)
     planner = DefaultLoadPlanner()
     plain = resolve(state_dict)
 
     def plan() -> tuple[Manifest, LoadPlan, ShardReader, bool]:
         manifest = Manifest.from_bytes(raw, chosen.name)
-        check_files(store.path(chosen), manifest)
         metadata = layout.metadata(manifest)
         own = ranks.ask(plain, metadata, team.rank, team.world)
         layout.check_matches(plain, metadata, chosen.name, strict=strict)
         planner.set_up_planner(plain, metadata, team.leads)
         local = planner.create_local_plan()
         reader = ShardReader(store.path(chosen), manifest)
-        for request in local.items:
-            reader.item(request)
+        reader.check(local)
         return manifest, local, reader, own
 
     manifest, local, reader, own = team.agree("planning the load", plan)
