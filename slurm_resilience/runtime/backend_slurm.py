@@ -30,15 +30,16 @@ _NOT_FOR_SRUN = (
 )  # fmt: skip
 
 
-def srun_command(job_id: str, node: str, run_dir: str) -> list[str]:
+def srun_command(job_id: str, node: str, run_dir: str, *, binds: bool) -> list[str]:
     """The srun of one agent.
 
     ``--overlap`` without ``--exact`` gives the step all CPUs, memory and GPUs that the job has on the node, beside whatever
-    else runs there.  ``--cpu-bind=none``: the one task is not bound to one core.
+    else runs there.  ``binds``: this cluster binds tasks to cores, which the one task must not be.
     """
+    bind = ["--cpu-bind=none"] if binds else []
     return [
         "srun", f"--jobid={job_id}", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--nodes=1", "--ntasks=1",
-        f"--nodelist={node}", "--cpu-bind=none", "--mpi=none", "--export=ALL", "--input=none", "--unbuffered", "--quiet",
+        f"--nodelist={node}", *bind, "--mpi=none", "--export=ALL", "--input=none", "--unbuffered", "--quiet",
         "--job-name=resilience-agent",
         sys.executable, "-m", "slurm_resilience.runtime.agent", "--run-dir", run_dir, "--node", node,
     ]  # fmt: skip
@@ -47,7 +48,8 @@ def srun_command(job_id: str, node: str, run_dir: str) -> list[str]:
 class SlurmBackend:
     """The allocation of this job.  ``nodes`` come from Slurm's own list, never from counts that may be stale."""
 
-    def __init__(self, folder: RunFolder, job_id: str, nodes: tuple[str, ...]) -> None:
+    def __init__(self, folder: RunFolder, job_id: str, nodes: tuple[str, ...], *, binds: bool) -> None:
+        self._binds = binds
         self._folder = folder
         self._job_id = job_id
         self._nodes = nodes
@@ -60,7 +62,7 @@ class SlurmBackend:
 
     def start(self, node: str) -> None:
         self._let_go(node)
-        command = srun_command(self._job_id, node, str(self._folder.path))
+        command = srun_command(self._job_id, node, str(self._folder.path), binds=self._binds)
         with open(self._folder.start_log(node), "ab") as file:
             start = file.tell()
             # Blocked, not ignored: srun itself sets what it does with signals, and until then none must reach it.

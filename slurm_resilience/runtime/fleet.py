@@ -26,8 +26,9 @@ _SILENT_PAUSE_S = 10.0
 class Node:
     """One node as the supervisor sees it.  All times are the supervisor's monotonic clock.
 
-    ``holds``: attempt → until when its processes may be alive there (None: until the agent says that they are gone).
-    ``carrier``: what is to start the agent is still at it.  ``silent``: it was lost without a sign, as by a power-off or a cut.  ``expected_until``: an agent is awaited until then.
+    ``holds``: attempt → until when its processes may be alive there (None: until an agent says that they are gone).
+    ``carrier``: what is to start the agent is still at it.  ``silent``: it was lost without a sign, as by a power-off or
+    a cut.  ``expected_until``: an agent is awaited until then.
     """
 
     name: str

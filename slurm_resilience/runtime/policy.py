@@ -74,15 +74,16 @@ def decide_warned(cause: Cause, detail: str, *, already_requeued: bool, can_requ
     job back to life.  Source: facts measured on Slurm 22.05, ``requeuehold`` answers 0 for a job in mid-cancel.
     """
     code = EXIT_CODE_OF[cause]
+    why = f"{str(cause).replace('_', ' ')} ({detail})"
     if already_requeued:
         return Decision(
-            "requeue", f"{detail}: Slurm has requeued the job already; the next allocation goes on", (), cause, code
+            "requeue", f"{why}: Slurm has requeued the job already, the run goes on in its next allocation", (), cause, code
         )
     if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.NODE_LOST, Cause.NODE_DRAINED):
         if can_requeue:
-            return Decision("requeue", f"{detail}: the run goes on in a new allocation", (), cause, code)
-        return Decision("stop", f"{detail}; requeueing is off or not possible here", (), cause, code)
-    return Decision("stop", f"{detail}: the run ends here", (), cause, code)
+            return Decision("requeue", f"{why}: the run goes on in a new allocation", (), cause, code)
+        return Decision("stop", f"{why}: requeueing is off or not possible here", (), cause, code)
+    return Decision("stop", f"{why}: the run ends here", (), cause, code)
 
 
 def _give_up(history: History, now: Situation, config: ResilienceConfig) -> Decision | None:

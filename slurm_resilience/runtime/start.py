@@ -169,7 +169,8 @@ def _in_slurm(
         wish, config, folder, job_id=here.job_id, restart=here.restart_count, has_slurm=True,
         can_requeue=can_requeue, requeue_nodes=config.nodes if chosen else None, kill_wait_s=kill_wait,
     )  # fmt: skip
-    return spec, SlurmBackend(folder, here.raw_job_id, here.nodes), host, errands
+    binds = "affinity" in settings.get("TaskPlugin", "affinity")
+    return spec, SlurmBackend(folder, here.raw_job_id, here.nodes, binds=binds), host, errands
 
 
 def _spec(wish: Wish, config: ResilienceConfig, folder: RunFolder, **slurm: Any) -> RunSpec:
