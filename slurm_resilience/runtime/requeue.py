@@ -6,8 +6,9 @@ Run by the ending supervisor as the job's own user, once every agent is gone:
 
 *hold* first: it works on a running job and on one that the controller has requeued already, and it is refused for one
 that is over.  That is the controller's own word, at that instant, on whether the job was cancelled; ``requeuehold``
-does not ask and brings a cancelled job back to life.  A begin time in the *future* when the job leaves COMPLETING is
-left alone by slurmctld, where an earlier one is overwritten by "now + 121 s".
+does not ask and brings a cancelled job back to life.
+
+*N* decides how long the job waits: see :mod:`slurm_resilience.slurm.begin`.
 
 Every call is bounded and may be repeated.  Between hold and release the job carries a marker in its comment, so that
 :func:`sweep` can free it if we die in between.
@@ -15,6 +16,7 @@ Every call is bounded and may be repeated.  Between hold and release the job car
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +25,7 @@ from typing import Any, Literal, TypeVar
 
 from slurm_resilience._clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import Cause, SlurmError
+from slurm_resilience.slurm.begin import QUICK_S, begin_in_s
 from slurm_resilience.slurm.cause import judge
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.slurm.failures import (
@@ -42,6 +45,8 @@ _MARK = re.compile(r" ?\[slurm-resilience requeue (?P<marker>\S*) at (?P<at>\d+)
 # Causes after which a job that Slurm counts as over may be queued again.  Never CANCELLED, never UNKNOWN.
 _MAY_RETURN = frozenset({Cause.TIME_LIMIT, Cause.PREEMPTION, Cause.NODE_LOST})
 _TRIES = 3
+# A begin time that only has to hold until the real one is set.
+_LONG_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -95,7 +100,7 @@ def requeue(
     nodes: tuple[int, int] | None = None,
     exclude: Iterable[str] = (),
     dead: Iterable[str] = (),
-    start_in_s: float = 4.0,
+    start_in_s: float | None = None,
     marker: str = "",
     patience_s: float = 30.0,
     clock: Clock = SYSTEM_CLOCK,
@@ -105,8 +110,11 @@ def requeue(
     Only for a caller that has asked for the cause and decided; a cancelled job is refused here once more.  ``exclude`` is in
     order of suspicion; unknown names, and those without which too few nodes would be left, are dropped; what the user
     or the admin excluded stays.  ``dead`` nodes are taken out of the running job first, since a job that holds one hangs
-    in COMPLETING for minutes.  ``start_in_s``: how long until every process of the job is surely gone.  ``patience_s``: how
-    long a controller that does not answer is asked again.  Blocks for that long at most, plus one call for each step.
+    in COMPLETING for minutes.  ``start_in_s``: how long from now until every process of the job is surely gone and Slurm's
+    epilogs are through; chosen by what the site runs there when left out.  ``patience_s``: how long a controller that
+    does not answer is asked again.  Blocks for that long at most, plus one call for each step.
+
+    Leave at once when it returns "requeued", by ``os._exit``: the begin time may be two seconds away.
 
     Never raises for Slurm's failures: the outcome says what happened.
     """
@@ -150,8 +158,9 @@ class _Recipe:
     holding: bool = False
 
     def run(
-        self, *, nodes: tuple[int, int] | None, exclude: tuple[str, ...], dead: frozenset[str], start_in_s: float
+        self, *, nodes: tuple[int, int] | None, exclude: tuple[str, ...], dead: frozenset[str], start_in_s: float | None
     ) -> Outcome:
+        wait_until = 0.0
         try:
             record = self._must("show job", lambda: self.client.job(self.job_id))
             cause, detail = judge(record, self.restart_count, now=self.clock.time(), partition=self._partition(record))
@@ -159,6 +168,11 @@ class _Recipe:
             if refusal:
                 return self._end("refused", refusal)
             self._shrink(record, dead)
+            if start_in_s is None:
+                settings = self._try("show config", self.client.config) or {}
+                runs = self._try("sacct", lambda: self.client.history(self.job_id)) or []
+                start_in_s = begin_in_s(settings, runs)
+                wait_until = self._align() if start_in_s <= QUICK_S else 0.0
             self._wish("mark", Comment=marked(record.comment, self.marker, self.clock.time()))
             self._into_the_queue(record, cause)
         except NoSuchJob as error:
@@ -168,10 +182,13 @@ class _Recipe:
         except SlurmError as error:
             return self._give_up("failed", str(error))
         asked, excluded = self._reshape(nodes, exclude)
-        start_at = self._start_in(start_in_s)
+        start_at = self._start_in(_LONG_S if wait_until else start_in_s)
         if not self._release():
             return self._end("failed", "the job is back in the queue but still held", held=True, nodes=asked, excluded=excluded)
         self._wish("unmark", Comment=_MARK.sub("", record.comment))
+        if wait_until:
+            self._sleep_until(wait_until)
+            start_at = self._start_in(start_in_s)
         return self._end("requeued", detail, start_at=start_at, nodes=asked, excluded=excluded)
 
     def _refusal(self, record: JobRecord, cause: Cause, detail: str) -> str:
@@ -265,6 +282,21 @@ class _Recipe:
             if record is not None and record.eligible_at is not None and abs(record.eligible_at - set_at - start_in_s) <= 3.0:
                 return record.eligible_at
         return None
+
+    def _align(self) -> float:
+        """Wait for the end of a wall-clock second, and return when to set the begin time: at the start of the one after next.
+
+        Slurm's begin times are whole seconds.  Set at the start of one, "now+2" leaves the job all of two seconds to complete.
+        The controller's background loop runs once a second, so the first pass of the scheduler is over by then.
+        """
+        now = self.clock.time()
+        first = math.floor(now) + 0.93
+        if now % 1.0 < 0.93:
+            self._sleep_until(first)
+        return math.floor(first) + 2.02
+
+    def _sleep_until(self, at: float) -> None:
+        time.sleep(max(0.0, min(2.5, at - self.clock.time())))
 
     def _release(self) -> bool:
         for _ in range(_TRIES):

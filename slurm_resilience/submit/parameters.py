@@ -26,9 +26,11 @@ _SBATCH_WORDS = """
     resv-ports segment sockets-per-node spread-job stepmgr switches thread-spec threads-per-core time time-min tmp
     tres-bind tres-per-task uid use-min-nodes wait-all-nodes wckey
 """
-_SHORT = {"account": "A", "begin": "b", "chdir": "D", "clusters": "M", "constraint": "C", "core-spec": "S", "cpus-per-task": "c",
-          "dependency": "d", "distribution": "m", "exclude": "x", "gpus": "G", "hold": "H", "input": "i", "job-name": "J",
-          "licenses": "L", "nodelist": "w", "partition": "p", "qos": "q", "time": "t"}  # fmt: skip
+_SHORT = {
+    "account": "A", "begin": "b", "chdir": "D", "clusters": "M", "constraint": "C", "core-spec": "S", "cpus-per-task": "c",
+    "dependency": "d", "distribution": "m", "exclude": "x", "gpus": "G", "hold": "H", "input": "i", "job-name": "J",
+    "licenses": "L", "nodelist": "w", "partition": "p", "qos": "q", "time": "t",
+}  # fmt: skip
 # Long name → short one, "" where there is none.
 SBATCH_OPTIONS: dict[str, str] = {word: _SHORT.get(word, "") for word in _SBATCH_WORDS.split()}
 # Those that stand alone, or may.
