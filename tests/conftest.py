@@ -41,7 +41,7 @@ def _not_run(config: pytest.Config) -> dict[str, list[str]]:
     reasons: dict[str, list[str]] = defaultdict(list)
     for report in reporter.stats.get("skipped", []) if reporter else []:
         text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-        reasons[text.removeprefix("Skipped: ")].append(report.nodeid)
+        reasons[text.removeprefix("Skipped: ").removeprefix("not run: ")].append(report.nodeid)
     return reasons
 
 

@@ -63,10 +63,10 @@ def _wait_for_victims(sandbox: Sandbox, ours: str, before: dict[str, dict[str, s
 
 
 def _preempted(old: dict[str, str], new: dict[str, str] | None) -> bool:
-    """In its grace period (PreemptTime is set), requeued (Restarts grew), or, with PreemptMode=CANCEL, PREEMPTED."""
+    """Told to go (PreemptTime was set; it stays so when the job ends by itself), requeued, suspended or ended for it."""
     if new is None:
         return False
-    told = new.get("PreemptTime", "None") not in ("None", "Unknown", "N/A") and new.get("JobState") == "RUNNING"
+    told = new.get("PreemptTime") != old.get("PreemptTime") and new.get("PreemptTime") not in ("None", "Unknown", "N/A", None)
     return told or new.get("JobState") in ("PREEMPTED", "SUSPENDED") or new.get("Restarts") != old.get("Restarts")
 
 
