@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -20,21 +19,20 @@ from slurm_resilience._atomic import read_json
 from slurm_resilience._clock import boot_id
 from slurm_resilience.errors import ConfigError, ExitCode, ResilienceError
 from slurm_resilience.progress.facts import FactReceiver
-from slurm_resilience.runtime.cold import StoreHost, start_cold
-from slurm_resilience.runtime.command import find_program, parse_python, same_interpreter
+from slurm_resilience.runtime.command import find_program, parse_python
 from slurm_resilience.runtime.guardian import guard, kill_all
 from slurm_resilience.runtime.launcher_link import LauncherLink
 from slurm_resilience.runtime.launchers import Launchers
-from slurm_resilience.runtime.local_ranks import LocalRank, LocalRanks, tail
+from slurm_resilience.runtime.lease import FROZEN_S, Lease
+from slurm_resilience.runtime.leftovers import clear_leftovers
+from slurm_resilience.runtime.local_ranks import LocalRanks
 from slurm_resilience.runtime.loop import Loop
 from slurm_resilience.runtime.messages import (
     BEAT_EVERY_S,
-    Exit,
     Fact,
     Hello,
     Kill,
     Launch,
-    Launched,
     LaunchFailed,
     Message,
     Order,
@@ -42,32 +40,20 @@ from slurm_resilience.runtime.messages import (
     Refused,
     Stopped,
     Store,
-    StoreFailed,
-    StoreReady,
     Warm,
     Warned,
 )
 from slurm_resilience.runtime.node_folder import NodeFolder
-from slurm_resilience.runtime.preload import ImportWatch, read_learned, write_learned
-from slurm_resilience.runtime.processes import (
-    WARNING_SIGNALS,
-    become_subreaper,
-    carrying,
-    descendants,
-    look,
-    reap,
-    send_signal,
-)
+from slurm_resilience.runtime.preload import read_learned
+from slurm_resilience.runtime.processes import become_subreaper, descendants, reap, send_signal
+from slurm_resilience.runtime.rank_keeper import RankKeeper
+from slurm_resilience.runtime.signal_feed import SignalFeed
 from slurm_resilience.runtime.stopping import Stop
+from slurm_resilience.runtime.stores import Stores
 from slurm_resilience.runtime.uplink import Uplink
 
-_FROZEN_S = 1.0  # a turn of the loop that took longer means that this process was stopped, or starved
-_GRACE_AFTER_FREEZE_S = 0.5
-_LEASE_MARGIN_S = 0.75  # what is left for killing before the supervisor relaunches elsewhere
-_TAIL_S = 0.5
 _LAST_WORDS_S = 1.0
 _STUCK_FORK_S = 2.0
-_LEARN_AFTER_S = 20.0  # a program without a Run never says that it took a step
 
 
 class Agent:
@@ -77,32 +63,30 @@ class Agent:
         self._run_dir, self._node, self._guardian = run_dir, node, guardian
         self._run_id: str = run["run_id"]
         limits = run["config"]["limits"]
-        self._silence_s: float = limits["agent_silence_s"]
-        self._lost_s: float = limits["node_silence_s"]
         self._orphan_s: float = limits["orphan_s"]
+        self._lease = Lease(limits["agent_silence_s"], limits["node_silence_s"], time.monotonic())
         self._wrap: list[str] = list(run.get("wrap") or [])
         self._identity = {"RESILIENCE_RUN_ID": self._run_id, "RESILIENCE_NODE": node}
         become_subreaper()
-        self._catch_signals()
+        self._signals = SignalFeed()
         self._folder = NodeFolder(self._run_id, node)
-        self._clear_leftovers()
+        clear_leftovers(self._identity, say=self._say)
         self._loop = Loop()
-        self._loop.watch(self._wakeup, self._signals_came)
+        self._loop.watch(self._signals, self._signals_came)
         self._facts = FactReceiver(self._folder.facts)
         self._loop.watch(self._facts, self._facts_came)
-        self._uplink = Uplink(self._loop, run_dir, greet=self._greet, welcomed=self._welcomed, obey=self._obey, say=self._say)
+        self._uplink = Uplink(
+            self._loop, run_dir, self._lease, greet=self._greet, welcomed=self._welcomed, obey=self._obey, say=self._say
+        )
         self._launchers = self._make_launchers(run)
-        self._ranks: LocalRanks | None = None
+        self._stores = Stores(self._loop, self._command, wrap=self._wrap, log=self._launcher_log, tell=self._uplink.tell)
+        self._keeper = RankKeeper(
+            self._loop, self._folder, run_dir, command=self._command, wrap=self._wrap,
+            tell=self._uplink.tell, failed=lambda _: self._begin_stop(self._fence, "launch_failed"),
+        )  # fmt: skip
         self._pending: Launch | None = None
-        self._pending_store: int | None = None
-        self._stores: dict[int, int] = {}  # process number -> attempt
-        self._store_hosts: dict[int, StoreHost] = {}  # the cold ones among them, by attempt
         self._stop: Stop | None = None
         self._fence = 0
-        self._tails = 0
-        self._grace_until = 0.0
-        self._imports: ImportWatch | None = None
-        self._learned: list[str] = []
         self._beat_at = 0.0
         self._code: int | None = None
         self._warmth: tuple[bool | None, str] = (None, "")
@@ -116,7 +100,7 @@ class Agent:
         while self._code is None:
             self._loop.turn(self._patience())
             now = time.monotonic()
-            if now - before > _FROZEN_S:
+            if now - before > FROZEN_S:
                 self._was_frozen(now, now - before)
             before = now
             self._bury()
@@ -140,28 +124,25 @@ class Agent:
 
     def _beat(self, now: float) -> None:
         self._beat_at = now + BEAT_EVERY_S
-        self._uplink.beat(self._ranks.attempt if self._ranks else 0, self._ranks.progress() if self._ranks else {})
-        if self._ranks is not None and self._imports is not None:
-            self._learn(now, self._ranks, self._imports)
+        ranks = self._keeper.ranks
+        self._uplink.beat(self._keeper.attempt, ranks.progress() if ranks is not None else {})
+        self._keeper.learn(now, self._launchers)
 
     def _was_frozen(self, now: float, seconds: float) -> None:
-        """A stopped process wakes up with an old view; the sockets have been read by now.
-
-        Say that we live, and give the answer a moment, as long as the supervisor cannot have given this node up.
-        """
+        """A stopped process wakes up with an old view.  The sockets have been read by now; say that we live, and look on."""
         self._say(f"this agent did not run for {seconds:.1f} s")
-        self._grace_until = min(now + _GRACE_AFTER_FREEZE_S, self._uplink.lease_from + self._lost_s - _LEASE_MARGIN_S)
+        self._lease.wake(now)
         self._beat(now)
 
     def _check_lease(self, now: float) -> None:
-        age = now - self._uplink.lease_from
-        if self._ranks is not None or self._pending is not None:
-            if age > self._silence_s and now > self._grace_until and (self._stop is None or self._stop.why == "kill"):
-                self._say(f"nothing heard from the supervisor for {age:.1f} s: stopping what runs here")
-                self._begin_stop(max(self._fence, 1), "silence")
+        age = self._lease.age(now)
+        if self._lease.has_ended(now):
+            busy = self._keeper.ranks is not None or self._pending is not None
+            if busy and (self._stop is None or self._stop.why != "silence"):
+                self._say(f"the supervisor has not heard us for {age:.1f} s: stopping what runs here")
+                self._begin_stop(self._fence, "silence")
+            if self._uplink.up:
                 self._uplink.drop("silence")
-        elif age > self._silence_s and now > self._grace_until and self._uplink.up:
-            self._uplink.drop("silence")
         if age > self._orphan_s and self._stop is None:
             self._end(f"no supervisor for {age:.0f} s", ExitCode.NODE_LOST)
 
@@ -178,21 +159,19 @@ class Agent:
     # --- the supervisor -----------------------------------------------------------------------------------------------
 
     def _greet(self, token: str, address: str) -> Hello:
-        ranks = self._ranks
         job_id, restart = self._uplink.job
         return Hello.build(
             token, node=self._node, pid=os.getpid(), boot_id=boot_id(), job_id=job_id, restart=restart, address=address,
             warm=self._launchers.warm is True, cold_reason="" if self._launchers.warm else self._launchers.reason,
-            attempt=ranks.attempt if ranks else 0, ranks=[rank.rank for rank in ranks.alive()] if ranks else [],
+            attempt=self._keeper.attempt, ranks=[rank.rank for rank in self._keeper.alive()],
         )  # fmt: skip
 
     def _welcomed(self) -> None:
         """What an earlier supervisor may have missed comes again."""
         if self._launchers.warm is not None:
             self._tell_warmth()
-        for rank in self._ranks.ranks.values() if self._ranks else ():
-            if rank.ended is not None:
-                self._uplink.tell(rank.ended)
+        for end in self._keeper.ends():
+            self._uplink.tell(end)
         self._beat(time.monotonic())
 
     def _obey(self, message: Message) -> None:
@@ -206,18 +185,19 @@ class Agent:
             if message.attempt < self._fence or (self._stop is not None and message.attempt <= self._stop.attempt):
                 self._refuse(message.kind, message.attempt, f"attempt {self._fence} was here already")
                 return
-            self._pending_store = message.attempt
+            self._stores.want(message.attempt)
         elif isinstance(message, Kill):
-            if self._ranks is not None and self._ranks.attempt > message.attempt:
-                self._refuse(message.kind, message.attempt, f"attempt {self._ranks.attempt} runs here")
+            if self._keeper.attempt > message.attempt:
+                self._refuse(message.kind, message.attempt, f"attempt {self._keeper.attempt} runs here")
                 return
             self._fence = max(self._fence, message.attempt)
             self._begin_stop(message.attempt, "kill", message.grace_s)
         elif isinstance(message, Order):
-            if self._ranks is None or self._ranks.attempt != message.attempt:
+            ranks = self._keeper.ranks
+            if ranks is None or ranks.attempt != message.attempt:
                 self._refuse(message.kind, message.attempt, "that attempt does not run here")
                 return
-            self._ranks.order(stop=message.stop, save=message.save, deadline=message.deadline, cause=message.cause)
+            ranks.order(stop=message.stop, save=message.save, deadline=message.deadline, cause=message.cause)
         elif isinstance(message, Quit):
             self._end(f"the supervisor said so {message.why}".rstrip(), ExitCode.OK)
         else:
@@ -241,14 +221,12 @@ class Agent:
 
     def _advance(self, now: float) -> None:
         """Whatever can go on goes on: a stop, a store, a launch, in this order."""
-        if self._stop is not None and not self._proven(self._stop):
-            self._start_store()
-            return
-        self._start_store()
+        stopped = self._stop is None or self._proven(self._stop)
+        self._stores.advance(self._launchers)
         launch = self._pending
-        if launch is None:
+        if launch is None or not stopped:
             return
-        if self._ranks is not None:
+        if self._keeper.ranks is not None:
             self._begin_stop(launch.attempt - 1, "launch")
             return
         if self._launchers.warm is None and launch.wait_warm:
@@ -259,80 +237,14 @@ class Agent:
     def _start(self, launch: Launch) -> None:
         job_id, restart = self._uplink.job
         try:
-            self._ranks = LocalRanks.prepare(
+            ranks = LocalRanks.prepare(
                 launch, self._folder, base=os.environ, run_dir=self._run_dir, run_id=self._run_id,
                 node=self._node, job_id=job_id, restart=restart,
             )  # fmt: skip
         except (OSError, ValueError, TypeError) as error:
             self._uplink.tell(LaunchFailed(launch.attempt, f"cannot prepare the ranks: {error}"))
             return
-        self._imports = ImportWatch(self._folder.imports(launch.attempt))
-        link = self._launchers.current
-        why = self._launchers.reason if self._launchers.warm is not True else ""
-        if not why and not same_interpreter(self._ranks.command, self._command):
-            why = "another interpreter, or other flags of it, than those that the launcher was started with"
-        for rank in self._ranks.ranks.values():
-            if why or link is None:
-                self._start_cold(rank, why)
-            else:
-                rank.link = link
-                link.pending += 1
-                link.send(m="fork", env=rank.environment, **rank.request)
-        self._announce()
-
-    def _start_cold(self, rank: LocalRank, why: str) -> None:
-        assert self._ranks is not None
-        self._ranks.cold = why or "no launcher"
-        rank.link = None
-        try:
-            rank.pid = start_cold(rank, self._ranks, self._wrap)
-        except OSError as error:
-            self._uplink.tell(LaunchFailed(self._ranks.attempt, f"cannot start rank {rank.rank}: {error}"))
-            self._begin_stop(self._ranks.attempt, "launch_failed")
-            return
-        rank.process = look(rank.pid)
-
-    def _announce(self) -> None:
-        ranks = self._ranks
-        if ranks is None or ranks.announced or not ranks.all_started():
-            return
-        ranks.announced = True
-        pids = {str(rank.rank): rank.pid for rank in ranks.ranks.values()}
-        seconds = round(time.monotonic() - ranks.began, 4)
-        self._uplink.tell(Launched(ranks.attempt, pids, not ranks.cold, ranks.cold, seconds))
-
-    def _start_store(self) -> None:
-        attempt, warm = self._pending_store, self._launchers.warm
-        if attempt is None or warm is None:
-            return
-        self._pending_store = None
-        link = self._launchers.current
-        if warm and link is not None:
-            link.pending += 1
-            link.send(m="store", attempt=attempt)
-        else:
-            self._start_store_cold(attempt)
-
-    def _start_store_cold(self, attempt: int) -> None:
-        python = self._command
-        command = [*self._wrap, python.interpreter, *python.flags] if python else [sys.executable]
-        try:
-            host = StoreHost.start(command, log=self._launcher_log, attempt=attempt)
-        except OSError as error:
-            self._uplink.tell(StoreFailed(attempt, f"cannot listen or fork: {error}"))
-            return
-        self._store_hosts[attempt] = host
-        self._stores[host.pid] = attempt
-        self._loop.watch(host, lambda: self._store_spoke(host))
-
-    def _store_spoke(self, host: StoreHost) -> None:
-        self._loop.forget(host)
-        if host.is_ready():
-            self._uplink.tell(StoreReady(host.attempt, host.port))
-        else:
-            self._uplink.tell(StoreFailed(host.attempt, f"the store's host ended before it listened; see {self._launcher_log}"))
-        host.close()
-        self._store_hosts.pop(host.attempt, None)
+        self._keeper.start(ranks, self._launchers)
 
     # --- launchers ----------------------------------------------------------------------------------------------------
 
@@ -366,32 +278,23 @@ class Agent:
         )  # fmt: skip
 
     def _launcher_spoke(self, link: LauncherLink, message: dict[str, Any]) -> None:
-        kind, attempt = message["m"], message["attempt"]
-        ranks = self._ranks if self._ranks is not None and self._ranks.attempt == attempt else None
+        kind, attempt, rank = message["m"], message["attempt"], message["rank"]
         if kind == "ended":
             link.children.discard(message["pid"])
-            rank = ranks.by_pid(message["pid"]) if ranks else None
-            if message["what"] == "store":
-                self._store_ended(message["pid"])
-            elif rank is not None:
-                self._rank_ended(rank, message["status"])
+            self._ended(message["pid"], message["status"])
             return
         link.pending -= 1
+        if kind == "cold":
+            if rank < 0:
+                self._stores.start_cold(attempt)
+            elif self._stop is None:
+                self._keeper.not_forked(attempt, rank, message["why"])
+            return
+        link.children.add(message["pid"])
         if kind == "store_ready":
-            link.children.add(message["pid"])
-            self._stores[message["pid"]] = attempt
-            self._uplink.tell(StoreReady(attempt, message["port"]))
-        elif kind == "forked":
-            link.children.add(message["pid"])
-            if ranks is not None:
-                rank = ranks.ranks[message["rank"]]
-                rank.pid, rank.process = message["pid"], look(message["pid"])
-                self._announce()
-        elif kind == "cold" and message["rank"] < 0:
-            self._start_store_cold(attempt)
-        elif kind == "cold" and ranks is not None and self._stop is None:
-            self._start_cold(ranks.ranks[message["rank"]], message["why"])
-            self._announce()
+            self._stores.forked(attempt, message["pid"], message["port"])
+        else:
+            self._keeper.forked(attempt, rank, message["pid"])
 
     def _launcher_lost(self, link: LauncherLink) -> None:
         """Its ranks died with it; what they left behind is killed with the attempt."""
@@ -400,78 +303,36 @@ class Agent:
                 send_signal(process, signal.SIGKILL)
         link.pending = 0
         self._bury()
-        ranks = self._ranks
-        for rank in list(ranks.ranks.values()) if ranks else []:
-            if rank.link is link and not rank.gone and rank.pid is not None and look(rank.pid) is None:
-                self._rank_ended(rank, None)
-        if ranks is not None and not ranks.all_started() and any(rank.link is link for rank in ranks.ranks.values()):
-            self._uplink.tell(LaunchFailed(ranks.attempt, "the launcher died while it was forking"))
-            self._begin_stop(ranks.attempt, "launch_failed")
-
-    def _learn(self, now: float, ranks: LocalRanks, imports: ImportWatch) -> None:
-        """Have the next launcher know what these ranks had to import by themselves."""
-        first = ranks.ranks[min(ranks.ranks)]
-        if first.gone or (first.page.read().step < 1 and now < ranks.began + _LEARN_AFTER_S):
-            return
-        fresh = imports.fresh()
-        if fresh:
-            self._learned = [*dict.fromkeys([*self._learned, *fresh])]
-            if 0 in ranks.ranks:
-                run_dir, names = self._run_dir, [*dict.fromkeys([*self._launchers.learned, *self._learned])]
-                self._loop.aside(lambda: write_learned(run_dir, names), lambda _: None, within_s=10.0)
-        if self._learned:
-            self._launchers.renew(self._learned)
+        self._keeper.lost(link)
 
     # --- ending -------------------------------------------------------------------------------------------------------
 
     def _bury(self) -> None:
         """Take note of children that ended: cold ranks, launchers, helpers, and orphans that came to us."""
         for pid, status in reap():
-            rank = self._ranks.by_pid(pid) if self._ranks is not None else None
-            if rank is not None:
-                self._rank_ended(rank, status)
-            elif pid in self._stores:
-                self._store_ended(pid)
+            self._ended(pid, status)
 
-    def _store_ended(self, pid: int) -> None:
-        attempt = self._stores.pop(pid, None)
-        if attempt is not None and self._stop is None and attempt >= self._fence and attempt not in self._store_hosts:
-            self._uplink.tell(StoreFailed(attempt, "the store's host died"))
-
-    def _rank_ended(self, rank: LocalRank, status: int | None) -> None:
-        assert self._ranks is not None
-        rank.gone = True
-        if self._stop is not None and rank.pid in self._stop.killed:
-            return
-        found = self._ranks.exit_of(rank, status)
-        log = rank.log
-
-        def tell(lines: list[str] | None) -> None:
-            self._tails -= 1
-            rank.ended = Exit(**{**vars(found), "tail": [*(lines or []), *found.tail]})
-            self._uplink.tell(rank.ended)
-
-        self._tails += 1
-        self._loop.aside(lambda: tail(log), tell, within_s=_TAIL_S)
+    def _ended(self, pid: int, status: int) -> None:
+        self._keeper.ended(pid, status, killed=self._stop is not None and pid in self._stop.killed)
+        self._stores.ended(pid, expected=self._stop is not None)
 
     def _begin_stop(self, attempt: int, why: str, grace_s: float = 0.0) -> None:
         if self._pending is not None and self._pending.attempt <= attempt:
             self._pending = None
-        if self._pending_store is not None and self._pending_store <= attempt:
-            self._pending_store = None
+        self._stores.forget(attempt)
         if self._stop is not None:
-            self._stop.hurry(attempt, grace_s)
+            self._stop.hurry(attempt, why, grace_s)
             return
-        leaders = [rank.process for rank in self._ranks.alive() if rank.process is not None] if self._ranks else []
-        if grace_s > 0 and self._ranks is not None:
-            self._ranks.order(stop=True, save=0, deadline=time.time() + grace_s, cause=why)
+        leaders = [rank.process for rank in self._keeper.alive() if rank.process is not None]
+        if grace_s > 0 and self._keeper.ranks is not None:
+            self._keeper.ranks.order(stop=True, save=0, deadline=time.time() + grace_s, cause=why)
         self._stop = Stop(attempt, why, grace_s=grace_s, leaders=leaders)
         self._advance(time.monotonic())
 
     def _proven(self, stop: Stop) -> bool:
         """Go on with the stop; True when nothing of the attempt is alive any more, which is then told."""
         spare = self._launchers.processes() | set(self._loop.helpers())
-        spare |= {pid for pid, attempt in self._stores.items() if attempt > stop.attempt}
+        spare |= self._stores.processes(after=stop.attempt)
         if not stop.tick(spare):
             if complaint := stop.complaint():
                 self._say(complaint)
@@ -481,11 +342,10 @@ class Agent:
                 self._launchers.drop_stuck()
             return False
         self._bury()
-        if stop.seconds < _LAST_WORDS_S and (self._tails or (self._ranks is not None and self._ranks.alive())):
+        if stop.seconds < _LAST_WORDS_S and not self._keeper.silent():
             return False  # how they ended is on its way from the launcher, and what they said last from their logs
-        if self._ranks is not None:
-            self._ranks.close()
-        self._ranks, self._imports, self._stop = None, None, None
+        self._keeper.discard()
+        self._stop = None
         self._say(
             f"attempt {stop.attempt} is stopped ({stop.why}): {len(stop.killed)} processes killed in {stop.seconds:.3f} s"
         )
@@ -494,23 +354,10 @@ class Agent:
 
     # --- signals, facts, log ------------------------------------------------------------------------------------------
 
-    def _catch_signals(self) -> None:
-        """Handlers do nothing; the number of each signal arrives as a byte in the loop."""
-        self._wakeup, wake = socket.socketpair()
-        self._wakeup.setblocking(False)
-        wake.setblocking(False)
-        self._wake = wake
-        for sig in (*WARNING_SIGNALS, signal.SIGCHLD, signal.SIGHUP):
-            signal.signal(sig, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
-
     def _signals_came(self) -> None:
-        for number in sorted(set(self._wakeup.recv(4096))):
-            if number in WARNING_SIGNALS:
-                name = signal.Signals(number).name
-                self._say(f"got {name}")
-                self._uplink.tell(Warned(name, time.time()))
+        for name in self._signals.warnings():
+            self._say(f"got {name}")
+            self._uplink.tell(Warned(name, time.time()))
 
     def _facts_came(self) -> None:
         now = time.time()
@@ -518,30 +365,10 @@ class Agent:
             kind, attempt, rank, fields = fact["kind"], fact.get("attempt"), fact.get("rank"), fact.get("fields")
             if not isinstance(attempt, int) or not isinstance(rank, int) or not isinstance(fields, dict):
                 self._say(f"a datagram that is no fact: {str(fact)[:200]}")
-            elif self._ranks is None or attempt != self._ranks.attempt:
+            elif attempt != self._keeper.attempt:
                 self._say(f"a fact of attempt {attempt} came too late: {kind}")
             else:
                 self._uplink.tell(Fact(attempt, rank, kind, fields, now))
-
-    def _clear_leftovers(self) -> None:
-        """Kill what an earlier agent of this run left on this node, and wait for the proof, before anything is started."""
-        ours = {os.getpid(), self._guardian}
-        parent = look(self._guardian)
-        while parent is not None and parent.pid > 1:
-            ours.add(parent.pid)
-            parent = look(parent.parent)
-        deadline = time.monotonic() + 10.0
-        while left := [process for process in carrying(self._identity) if process.pid not in ours]:
-            for process in left:
-                self._say(f"killing process {process.pid}, left by an earlier agent")
-                send_signal(process, signal.SIGKILL)
-            if time.monotonic() > deadline:
-                raise ResilienceError(
-                    f"Processes of an earlier agent of this run are alive on {self._node} and cannot be killed",
-                    evidence=", ".join(f"{process.pid} in state {process.state}" for process in left),
-                    remedy="state D waits for a device or a file system: leave this node out",
-                )
-            time.sleep(0.02)
 
     def _say(self, text: str) -> None:
         """Into the agent's log; lost rather than waited for when the guardian cannot write."""

@@ -69,7 +69,7 @@ def parse_python(argv: Sequence[str]) -> PythonCommand | None:
 
 
 def same_interpreter(one: PythonCommand | None, other: PythonCommand | None) -> bool:
-    """Whether both run in the same interpreter with the same flags, so that one can be forked from what was started for the other."""
+    """Whether both run in the same interpreter with the same flags: what was started for one can be forked for the other."""
     return one is not None and other is not None and (one.interpreter, one.flags) == (other.interpreter, other.flags)
 
 

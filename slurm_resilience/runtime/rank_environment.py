@@ -24,6 +24,7 @@ def rank_environment(
         else:
             env[name] = str(value)
     env.setdefault("OMP_NUM_THREADS", "1")
+    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     env.update(
         RANK=str(rank),
         WORLD_SIZE=str(launch.world),

@@ -41,9 +41,10 @@ class Stop:
         """How long it has taken so far."""
         return time.monotonic() - self.began
 
-    def hurry(self, attempt: int, grace_s: float) -> None:
-        """Another stop was asked for meanwhile: the newer attempt and the shorter grace count."""
+    def hurry(self, attempt: int, why: str, grace_s: float) -> None:
+        """Another stop was asked for meanwhile: the newer attempt, the newer reason and the shorter grace count."""
         self.attempt = max(self.attempt, attempt)
+        self.why = why
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s)
 
     def next_look(self) -> float:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_resilience.runtime.address import SupervisorAddress
+from slurm_resilience.runtime.lease import Lease
 from slurm_resilience.runtime.loop import Loop
 from slurm_resilience.runtime.messages import Beat, Fact, Garbage, Hello, Message, Ping, Welcome, WireError
 from slurm_resilience.runtime.wire import Connection
@@ -24,24 +25,25 @@ from slurm_resilience.runtime.wire import Connection
 _CONNECT_S = 2.0
 _GREETING_S = 5.0
 _RETRY_S = (0.1, 1.0)
-_MOST_SPOOLED = 2_000
+_MOST_SPOOLED = 1_000
 _CURVE = "step_reported"
 
 
 class Uplink:
-    """Connects, greets, beats, and tells how old the lease is.
+    """Connects, greets, beats, and renews the lease.
 
     ``greet(token, address)`` makes the hello; ``obey(message)`` gets every message after a proven welcome.  ``fenced`` says
     why this agent has no supervisor any more: the run belongs to another job or restart.
     """
 
     def __init__(
-        self, loop: Loop, run_dir: Path, *,
+        self, loop: Loop, run_dir: Path, lease: Lease, *,
         greet: Callable[[str, str], Hello], welcomed: Callable[[], None],
         obey: Callable[[Message], None], say: Callable[[str], None],
     ) -> None:  # fmt: skip
         self._loop = loop
         self._run_dir = run_dir
+        self._lease = lease
         self._greet, self._welcomed, self._obey, self._say = greet, welcomed, obey, say
         self._connection: Connection | None = None
         self._address: SupervisorAddress | None = None
@@ -59,7 +61,6 @@ class Uplink:
         self._dropped = 0
         self.fenced: str = ""
         self.up = False
-        self.lease_from = time.monotonic()
 
     # --- speaking -----------------------------------------------------------------------------------------------------
 
@@ -204,7 +205,7 @@ class Uplink:
         self.up = True
         self._back_off_s = _RETRY_S[0]
         self._beats.clear()
-        self.lease_from = max(self.lease_from, self._greeted_at)
+        self._lease.renew(self._greeted_at)
         self._say(f"in touch with the supervisor at {self._address.host}:{self._address.port}, epoch {self._address.epoch}")
         self._welcomed()
         if self._dropped:
@@ -217,7 +218,7 @@ class Uplink:
         """The lease runs from the moment when the beat was sent that the supervisor says it has heard."""
         sent = self._beats.get(seen)
         if sent is not None:
-            self.lease_from = max(self.lease_from, sent)
+            self._lease.renew(sent)
             self._beats = {n: at for n, at in self._beats.items() if n >= seen}
 
     @property

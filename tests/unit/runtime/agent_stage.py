@@ -48,12 +48,14 @@ class Peer:
 class Stage:
     """A run folder, a listening supervisor and agents; everything is ended with the ``with`` block."""
 
-    def __init__(self, run_dir: Path, *, argv: list[str] | None = None, job_id: str = "7", restart: int = 0, **config: Any) -> None:
+    def __init__(
+        self, run_dir: Path, *, argv: list[str] | None = None, job_id: str = "7", restart: int = 0, **config: Any
+    ) -> None:
         self.run_dir = run_dir
         self.run_id = f"t{os.getpid()}-{time.monotonic_ns()}"
         self.argv = argv or [sys.executable, "train.py"]
         self.job_id, self.restart = job_id, restart
-        self.token = "secret"  # noqa: S105
+        self.token = "secret"
         self.epoch = 0
         run_dir.mkdir(exist_ok=True)
         values = ResilienceConfig.build({"preload": [], **config}).model_dump(mode="json")
@@ -93,7 +95,9 @@ class Stage:
         self.server: socket.socket | None = socket.create_server(("127.0.0.1", 0))
         self.server.setblocking(False)
         port = self.server.getsockname()[1]
-        SupervisorAddress(self.epoch, "127.0.0.1", port, self.token, os.getpid(), "", self.job_id, self.restart).write(self.run_dir)
+        SupervisorAddress(self.epoch, "127.0.0.1", port, self.token, os.getpid(), "", self.job_id, self.restart).write(
+            self.run_dir
+        )
 
     def hang_up(self) -> None:
         """The supervisor dies: every socket is closed."""
@@ -164,12 +168,13 @@ class Stage:
         found = [peer for peer in self.peers if peer.hello is not None and peer.hello.node == node]
         return found[-1] if found and found[-1] is not after else None
 
-    def launch(self, peer: Peer, attempt: int, ranks: int = 1, *, first: int = 0, world: int | None = None, **more: Any) -> m.Launch:
+    def launch(self, peer: Peer, attempt: int, ranks: int = 1, *, first: int = 0, world: int = 0, **more: Any) -> m.Launch:
         """Send a launch of ``ranks`` ranks."""
+        world = world or ranks
         values: dict[str, Any] = {
-            "attempt": attempt, "world": world or ranks, "ranks": [[first + n, n] for n in range(ranks)], "group_rank": 0, "groups": 1,
+            "attempt": attempt, "world": world, "ranks": [[first + n, n] for n in range(ranks)], "group_rank": 0, "groups": 1,
             "master_addr": "127.0.0.1", "master_port": 1, "argv": self.argv, "cwd": str(self.run_dir), "env": {},
-            "checkpoints": str(self.run_dir / "checkpoints"), "settings": {"seed": 0}, "plan": {"ranks": world or ranks},
+            "checkpoints": str(self.run_dir / "checkpoints"), "settings": {"seed": 0}, "plan": {"ranks": world},
         }  # fmt: skip
         message = m.Launch(**{**values, **more})
         peer.send(message)

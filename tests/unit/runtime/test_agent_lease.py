@@ -158,7 +158,16 @@ def test_nonsense_on_the_wire_is_logged_and_hurts_nobody(tmp_path: Path) -> None
         stage.launch(peer, 1)
         (rank,) = stage.started(peer, 1)
         sock = peer.connection.socket
-        for line in (b"\x00\xff\xfe", b"[]", b"{}", b'{"m":"launch"}', b'{"m":"kill","attempt":"1"}', b'{"m":["x"]}', b"[" * 9000, b""):
+        for line in (
+            b"\x00\xff\xfe",
+            b"[]",
+            b"{}",
+            b'{"m":"launch"}',
+            b'{"m":"kill","attempt":"1"}',
+            b'{"m":["x"]}',
+            b"[" * 9000,
+            b"",
+        ):
             sock.sendall(line + b"\n")
         peer.send(m.Warned("SIGTERM", 0.0))  # a message of ours, in the wrong direction
         peer.send(m.Kill(0))

@@ -29,7 +29,16 @@ def start(stage: Stage, attempt: int, peers: list, ranks: int) -> float:
     ready = stage.until(lambda: peers[0].of(m.StoreReady, attempt=attempt), 60.0)[0]
     world = ranks * len(peers)
     for number, peer in enumerate(peers):
-        stage.launch(peer, attempt, ranks, first=number * ranks, world=world, group_rank=number, groups=len(peers), master_port=ready.port)
+        stage.launch(
+            peer,
+            attempt,
+            ranks,
+            first=number * ranks,
+            world=world,
+            group_rank=number,
+            groups=len(peers),
+            master_port=ready.port,
+        )
     done = f"sum {world * (world + 1) // 2} {world} 1\n"
     stage.until(lambda: all(stage.log(attempt, rank) == done for rank in range(world)), 60.0)
     return time.monotonic() - began

@@ -27,7 +27,10 @@ print(signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGHUP), signal.g
 PROGRAMS: dict[str, tuple[dict[str, str], list[str]]] = {
     "script": ({"prog.py": WHO_AM_I}, ["prog.py", "--lr", "1 2"]),
     "script-dot": ({"prog.py": WHO_AM_I}, ["./prog.py"]),
-    "script-in-folder": ({"sub/prog.py": WHO_AM_I + "import beside\n", "sub/beside.py": "print('beside')"}, ["sub/prog.py", "-u"]),
+    "script-in-folder": (
+        {"sub/prog.py": WHO_AM_I + "import beside\n", "sub/beside.py": "print('beside')"},
+        ["sub/prog.py", "-u"],
+    ),
     "script-like-one-of-ours": ({"prog.py": "import agent, wire", "agent.py": "print('mine')", "wire.py": ""}, ["prog.py"]),
     "module": (
         {"pkg/__init__.py": "", "pkg/tool.py": WHO_AM_I + "from . import other\n", "pkg/other.py": "print(__name__)"},
@@ -62,19 +65,23 @@ PROGRAMS: dict[str, tuple[dict[str, str], list[str]]] = {
     "spawn": (
         {"prog.py": "import multiprocessing as mp, helper\n"
          "def f(x): return x * x, __name__\n"
-         "if __name__ == '__main__':\n    mp.set_start_method('spawn')\n    with mp.Pool(2) as pool: print(pool.map(f, [1, 2, 3]))\n",
+         "if __name__ == '__main__':\n"
+         "    mp.set_start_method('spawn')\n"
+         "    with mp.Pool(2) as pool: print(pool.map(f, [1, 2, 3]))\n",
          "helper.py": ""},
         ["prog.py"],
     ),
     "spawn-from-module": (
         {"pkg/__init__.py": "", "pkg/tool.py": "import multiprocessing as mp\nfrom . import other\n"
-         "if __name__ == '__main__':\n    p = mp.get_context('spawn').Process(target=other.say); p.start(); p.join(); print(p.exitcode)\n",
+         "if __name__ == '__main__':\n"
+         "    p = mp.get_context('spawn').Process(target=other.say); p.start(); p.join(); print(p.exitcode)\n",
          "pkg/other.py": "def say(): print(__name__, flush=True)"},
         ["-m", "pkg.tool"],
     ),
     "fork-terminate": (
         {"prog.py": "import multiprocessing as mp, time\n"
-         "p = mp.get_context('fork').Process(target=time.sleep, args=(60,)); p.start(); p.terminate(); p.join(); print(p.exitcode)"},
+         "p = mp.get_context('fork').Process(target=time.sleep, args=(60,))\n"
+         "p.start(); p.terminate(); p.join(); print(p.exitcode)"},
         ["prog.py"],
     ),
     "child-terminate": (
@@ -122,7 +129,9 @@ def test_a_program_sees_no_difference(name: str, ways: Ways, tmp_path: Path) -> 
         (tmp_path / path).write_text(text)
     argv = [sys.executable, *words]
     with open(tmp_path / "plain.log", "w") as log:
-        code = subprocess.run(argv, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=60, check=False).returncode
+        code = subprocess.run(
+            argv, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=60, check=False
+        ).returncode
     plain = (code, (tmp_path / "plain.log").read_text())
     assert ways.run("warm", argv, tmp_path) == plain
     assert ways.run("cold", argv, tmp_path) == plain
@@ -131,7 +140,9 @@ def test_a_program_sees_no_difference(name: str, ways: Ways, tmp_path: Path) -> 
 def test_flags_of_the_interpreter_are_honoured(tmp_path: Path) -> None:
     argv = [sys.executable, "-uO", "-X", "dev", "-W", "error", "prog.py"]
     with Stage(tmp_path / "run", argv=argv) as stage:
-        (tmp_path / "prog.py").write_text("import sys; print(sys.flags, sys.warnoptions, sys.stdout.write_through)\nassert False")
+        (tmp_path / "prog.py").write_text(
+            "import sys; print(sys.flags, sys.warnoptions, sys.stdout.write_through)\nassert False"
+        )
         peer = stage.join()
         stage.launch(peer, 1, cwd=str(tmp_path))
         done = stage.until(lambda: peer.of(m.Exit))[0]
