@@ -21,7 +21,14 @@ from pathlib import Path
 from typing import Any
 
 GROUP_TIMEOUT_S = 30
-PRELOAD = ["torch", "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "slurm_resilience.checkpoint.dcp"]
+PRELOAD = [
+    "torch",
+    "torch._dynamo",  # fully_shard imports it at its first call: seconds a rank, in each world
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+    "torch.distributed.checkpoint.state_dict",
+    "slurm_resilience.checkpoint.dcp",
+]
 
 
 class RankFailed(AssertionError):
