@@ -31,7 +31,6 @@ _PHASE_OF_EVENT = {
     "ranks_launched": "launched",
     "resumed": "loaded",
     "started_fresh": "loaded",
-    "verified": "verified",
 }
 _SILENT_END = "its supervisor ended without a word"
 
@@ -109,9 +108,12 @@ class Incidents:
         elif name == "first_step":
             recovered = self._first_step(event, t)
         if name in _PHASE_OF_EVENT and self._open is not None:
-            self._mark(self._open, _PHASE_OF_EVENT[name], t)
+            verify_s = float(event.get("verify_s") or 0.0)
+            self._mark(self._open, _PHASE_OF_EVENT[name], t - verify_s)
             if name == "resumed":
                 self._open.resumed_step = event.get("step")
+                if verify_s:
+                    self._mark(self._open, "verified", t)
         if name in ("ranks_launched", "attempt_adopted"):
             self._running = True
         elif name in ("attempt_stopped", "run_completed", "run_failed"):

@@ -57,7 +57,7 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
 }
 
 FROM_RANKS: dict[str, Meaning] = {
-    "resumed": Meaning("A checkpoint was loaded.", ("step", "checkpoint", "seconds", "world", "rng", "ranks")),
+    "resumed": Meaning("A checkpoint was loaded.", ("step", "checkpoint", "seconds", "verify_s", "world", "rng", "ranks")),
     "started_fresh": Meaning("There was no checkpoint; training starts at step 0.", ("ranks",)),
     "first_step": Meaning("Every rank has completed its first step of the attempt.", ("step", "loss", "ranks")),
     "step_reported": Meaning("Progress of rank 0, thinned out.", ("step", "loss", "grad_norm", "lr", "samples")),
@@ -67,7 +67,7 @@ FROM_RANKS: dict[str, Meaning] = {
     "checkpoint_quarantined": Meaning("A checkpoint is not to be trusted; an older one is tried.", ("step", "name", "reason")),
     "stopped": Meaning("Every rank has ended because it was asked to.", ("step", "why", "saved", "ranks")),
     "finished": Meaning("Every rank has reached the end of its work.", ("step", "outcome", "ranks")),
-    "exception": Meaning("A rank's own code raised.", ("type", "message", "traceback", "step")),
+    "exception": Meaning("A rank's own code raised.", ("type", "message", "traceback", "step", "exit_code")),
     "phase_done": Meaning("A rank measured a part of its work.", ("name", "seconds")),
 }
 

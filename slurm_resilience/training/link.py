@@ -7,6 +7,7 @@ the same commands can read the run; orders then come from signals.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
 import sys
@@ -24,6 +25,7 @@ from slurm_resilience.progress.page import Orders, PageWriter, Phase
 
 MOST_UNTOLD = 200
 LONGEST_WAIT_S = 30.0
+log = logging.getLogger(__name__)
 NO_ORDERS = Orders(stop=False, save=0, deadline=None, cause="")
 
 
@@ -120,9 +122,13 @@ class LocalLink:
     def send(self, kind: str, **fields: Any) -> bool:
         if self._events is None:
             return False
-        self._events.write(kind, rank=0, **fields)
-        if kind == "finished":
-            self._events.write("run_completed", step=fields.get("step"))
+        try:
+            self._events.write(kind, rank=0, **fields)
+            if kind == "finished":
+                self._events.write("run_completed", step=fields.get("step"))
+        except OSError as error:
+            log.warning("%s was not written to the event file: %s", kind, error)
+            return False
         return True
 
     def done(self) -> None:

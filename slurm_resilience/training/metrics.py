@@ -7,6 +7,7 @@ strings "nan", "inf", "-inf", which ``float()`` reads.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -17,19 +18,22 @@ FILE_NAME = "metrics.jsonl"
 
 
 class MetricsFile:
-    """Appends lines; opening it repairs a torn last one."""
+    """Appends lines; a torn last one of before stays alone on its line."""
 
     def __init__(self, run_dir: str | os.PathLike[str]) -> None:
         self.path = Path(run_dir) / FILE_NAME
         self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
+        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append one line.  Raises OSError when the disk refuses it."""
+        """Append one line.  Raises OSError when the disk refuses it, or a part of it; the next line is whole again."""
         plain = {name: _plain(value) for name, value in line.items()}
-        os.write(self._fd, (json.dumps(plain, allow_nan=False) + "\n").encode())
+        raw = ("\n" * self._torn + json.dumps(plain, allow_nan=False) + "\n").encode()
+        written = os.write(self._fd, raw)
+        self._torn = written != len(raw) and (written > 0 or self._torn)
+        if written != len(raw):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(self.path))
 
     def close(self) -> None:
         os.close(self._fd)

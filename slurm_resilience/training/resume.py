@@ -51,11 +51,15 @@ class CheckFailed(CheckpointError):
 
 @dataclass(frozen=True)
 class Resumed:
-    """How a run came back: its step, from which entry, how long it took, and whether random numbers repeat exactly."""
+    """How a run came back: its step, from which entry, how long it took, and whether random numbers repeat exactly.
+
+    ``verify_s`` is the part of ``seconds`` after everything was put back.
+    """
 
     step: int
     entry: Entry
     seconds: float
+    verify_s: float
     rng: str
     data: dict[str, Any]
     checks: list[Check]
@@ -92,7 +96,7 @@ class Resumer:
             if entry is None:
                 break
             try:
-                saved, checks, how = self._try(entry)
+                saved, checks, how, put_back_at = self._try(entry)
             except (CorruptCheckpoint, CheckFailed) as error:
                 rejected.append((entry, error.what))
                 self._quarantine(entry, error.what)
@@ -105,8 +109,8 @@ class Resumer:
                 rejected.append((other, refusal.what))
                 self._quarantine(other, f"{refusal.what}, while the older {entry.name} was put back")
             self._lead("accepting the checkpoint", lambda e=entry: self._store.mark_verified(e, self._by))
-            seconds = time.monotonic() - began
-            return Resumed(entry.step, entry, seconds, how, saved["data"], checks, rejected)
+            now = time.monotonic()
+            return Resumed(entry.step, entry, now - began, now - put_back_at, how, saved["data"], checks, rejected)
         if doubtful:
             raise doubtful[0][1]
         if rejected:
@@ -117,7 +121,7 @@ class Resumer:
             )
         return None
 
-    def _try(self, entry: Entry) -> tuple[dict[str, Any], list[Check], str]:
+    def _try(self, entry: Entry) -> tuple[dict[str, Any], list[Check], str, float]:
         """Everything from one entry.  What it raises says who is to blame."""
         began = time.monotonic()
         registry, team = self._registry, self._team
@@ -154,13 +158,13 @@ class Resumer:
 
         team.agree(f"putting {entry.name} back", restore)
         self._measured("restore", began)
-        began = time.monotonic()
+        put_back_at = time.monotonic()
         probe_batch = tuple(room[key].to(_device(registry)) for key in sorted(room, key=_number) if key.startswith("probe/"))
         restored = Restored(registry, saved, entry.step, entry.world, self._world.size, self.probe, probe_batch)
         checks: list[Check] = []
         for ask in (*CHECKS, *self.extra_checks):
             checks += team.agree(f"checking {entry.name}", functools.partial(_judge, ask, restored))
-        self._measured("verify", began)
+        self._measured("verify", put_back_at)
         how = "exact" if loaded.per_rank is not None else "derived"
         mine = loaded.per_rank
 
@@ -174,7 +178,7 @@ class Resumer:
                 raise CheckFailed(f"rng: the generators refused their state: {type(error).__name__}: {error}") from error
 
         team.agree("restoring the random generators", roll)
-        return saved, checks, how
+        return saved, checks, how, put_back_at
 
     def _quarantine(self, entry: Entry, reason: str) -> None:
         log.error("checkpoint %s is not used any more: %s", entry.name, reason)

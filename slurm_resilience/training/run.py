@@ -270,8 +270,8 @@ class Run(Identity):
         return store
 
     def _say_resumed(self, resumed: Resumed) -> None:
-        seconds = round(resumed.seconds, 6)
-        self._link.send("resumed", step=resumed.step, checkpoint=resumed.entry.name, seconds=seconds,
+        seconds, verify_s = round(resumed.seconds, 6), round(resumed.verify_s, 6)
+        self._link.send("resumed", step=resumed.step, checkpoint=resumed.entry.name, seconds=seconds, verify_s=verify_s,
                         world=self.world_size, rng=resumed.rng)  # fmt: skip
         if self.rank == 0 and resumed.rng != "exact":
             log.warning("the world size has changed: random numbers are derived anew, exact replay of dropout is off")

@@ -63,7 +63,7 @@ class Saver:
                 self._store,
                 dict(snapshot.tensors),
                 step=step,
-                metrics={name: value for name, value in metrics.items() if isinstance(value, float) and math.isfinite(value)},
+                metrics={name: value for name, value in metrics.items() if name == "loss" and _is_number(value)},
                 extra={"training": snapshot.plain},
                 per_rank={"rng": rng.capture()},
                 process_group=self._world.checkpoint,
@@ -112,3 +112,7 @@ class Saver:
             probe=probe if probe is None or math.isfinite(probe["loss"]) else {**probe, "loss": str(probe["loss"])},
         )
         return taken
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)

@@ -85,9 +85,12 @@ class Registry:
 
     def require_schedulers(self, when: str) -> None:
         """Raise :class:`ConfigError` when a scheduler drives a registered optimizer behind our back."""
-        driven = [id(scheduler.optimizer) for scheduler in self.schedulers.values() if hasattr(scheduler, "optimizer")]
+        drivers = [thing for thing in (*self.schedulers.values(), *self.others.values()) if hasattr(thing, "optimizer")]
+        driven = {id(thing.optimizer) for thing in drivers}
+        if any(not hasattr(thing, "optimizer") for thing in self.schedulers.values()):
+            return  # it does not say which optimizer it drives
         for label, one in self.optimizers.items():
-            if any("initial_lr" in group for group in one.param_groups) and id(one) not in driven and not self.schedulers:
+            if id(one) not in driven and any("initial_lr" in group for group in one.param_groups):
                 raise ConfigError(
                     f"A learning-rate scheduler was built on the optimizer {label!r} but is not registered ({when})",
                     evidence="the optimizer's groups have the 'initial_lr' that only a scheduler's constructor writes; built "

@@ -66,15 +66,23 @@ class Stepper:
         self._updated = False
         self._first = True
         self._reported: dict[str, Any] = {}
+        self._last_reported: dict[str, Any] = {}
         self._last_report_s = 0.0
+        self._metrics_failed = False
 
     # -- the loop ---------------------------------------------------------------------------------------------
 
     def steps(self, total: int) -> Iterator[int]:
         """See :meth:`Run.steps`."""
+        self._settle()
+        if self.outcome and not self.stopping and total > self.step:
+            raise ConfigError(
+                f"run.steps({total}) came after the run was complete at step {self.step}",
+                evidence="its end has been told, so that the other nodes may be gone",
+                remedy="give run.steps() the number of steps over the whole life of the run, once",
+            )
         if self.outcome:
             return
-        self._settle()
         if self.step >= total:
             log.warning("the run is already complete: it stands at step %d of %d, nothing is trained", self.step, total)
             self._end("already_complete")
@@ -210,7 +218,7 @@ class Stepper:
         return self.save()
 
     def save(self) -> Entry | None:
-        entry = self._saver.save(self.step, {name: value for name, value in self._reported.items() if name == "loss"})
+        entry = self._saver.save(self.step, self._last_reported)
         self._link.beat(self.step)
         return entry
 
@@ -224,15 +232,28 @@ class Stepper:
             self._reported[name] = value if isinstance(value, (bool, int, str)) else to_float(value)
 
     def _write_down(self, step: int) -> None:
+        said, self._reported = self._reported, {}
+        self._last_reported = said or self._last_reported
         if self._first:
             self._first = False
-            self._link.send("first_step", step=step, loss=self._reported.get("loss"))
+            self._link.send("first_step", step=step, loss=said.get("loss"))
         if self._world.rank != 0:
             return
         now = time.time()
-        if self._metrics is not None:
-            line = {"step": step, "attempt": self._attempt, "world": self._world.size, "t": round(now, 3), **self._reported}
-            self._metrics.write(line)
-        if self._reported and time.monotonic() - self._last_report_s >= REPORT_EVERY_S:
+        self._append({"step": step, "attempt": self._attempt, "world": self._world.size, "t": round(now, 3), **said})
+        if said and time.monotonic() - self._last_report_s >= REPORT_EVERY_S:
             self._last_report_s = time.monotonic()
-            self._link.send("step_reported", step=step, **self._reported)
+            self._link.send("step_reported", step=step, **said)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        """One line of metrics.  A full disk costs lines of the curve, not the run."""
+        if self._metrics is None:
+            return
+        try:
+            self._metrics.write(line)
+        except OSError as error:
+            if not self._metrics_failed:
+                log.warning("metrics are not written, from step %s on: %s", line["step"], error)
+            self._metrics_failed = True
+        else:
+            self._metrics_failed = False

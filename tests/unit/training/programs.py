@@ -116,8 +116,8 @@ def train(
     return out
 
 
-def example(folder: str, steps: int, options: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The GPT example as a function that is given a Run."""
+def example(folder: str, until: int, options: dict[str, Any]) -> dict[str, Any]:
+    """The GPT example, small, as a function that is given a Run; ends at ``until`` of ``options["total"]`` steps."""
     sys.path.insert(0, str(EXAMPLE))
     import model as gpt
     import train as script
@@ -126,7 +126,11 @@ def example(folder: str, steps: int, options: dict[str, Any] | None = None) -> d
 
     run = Run(folder=folder, checkpoint={"every_steps": 100_000})
     config = gpt.GPTConfig(layers=1, width=16, heads=2, context=16)
-    outcome = script.train(run, steps=steps, config=config, quiet=True, **(options or {}))
+    options = dict(options)
+    total = options.pop("total")
+    steps = run.steps
+    run.steps = lambda planned: steps(min(planned, until))  # type: ignore[method-assign]
+    outcome = script.train(run, steps=total, config=config, quiet=True, **options)
     return {"outcome": outcome, "start": run.resumed.step if run.resumed else 0}
 
 

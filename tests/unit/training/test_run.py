@@ -114,6 +114,28 @@ def test_a_run_that_is_complete_trains_nothing_and_says_so(begin: Callable[..., 
     assert events(run, "finished")[-1]["outcome"] == "already_complete"
 
 
+def test_a_second_and_longer_loop_is_an_error_and_not_skipped(begin: Callable[..., Run]) -> None:
+    run = begin()
+    go(run, 2)
+    with pytest.raises(ConfigError, match=r"run.steps\(5\) came after the run was complete at step 2"):
+        next(run.steps(5))
+    assert list(run.steps(2)) == []
+
+
+def test_a_full_disk_costs_lines_of_the_curve_and_not_the_run(begin: Callable[..., Run]) -> None:
+    run = begin()
+    parts = small(run)
+    run.resume()
+    assert run._stepper is not None
+    assert run._stepper._metrics is not None
+    file = run._stepper._metrics
+    whole = file._fd
+    for step in run.steps(4):
+        file._fd = os.open("/dev/full", os.O_WRONLY) if step == 1 else whole
+        one_step(step, *parts)
+    assert list(history(run.folder)) == [1, 3, 4]
+
+
 def test_checkpoints_are_taken_when_due_and_old_ones_go(begin: Callable[..., Run]) -> None:
     run = begin(checkpoint={"every_steps": 2, "keep_last": 2})
     go(run, 7)
@@ -231,6 +253,24 @@ def test_a_scheduler_that_nobody_registered_is_found_before_loading(begin: Calla
     torch.optim.lr_scheduler.ConstantLR(optimizer)
     with pytest.raises(ConfigError, match="not registered"):
         run.resume()
+
+
+def test_a_scheduler_of_a_kind_of_its_own_counts(begin: Callable[..., Run]) -> None:
+    class Own:
+        def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+            self.optimizer = optimizer
+            for group in optimizer.param_groups:
+                group["initial_lr"] = group["lr"]
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    run = begin()
+    _, optimizer, _ = small(run, scheduler=False)
+    run.register(warmup=Own(optimizer))
+    assert run.resume() == 0
 
 
 def test_calls_in_the_wrong_order_are_errors(begin: Callable[..., Run]) -> None:
