@@ -5,6 +5,7 @@ Settings of the user win over the sandbox's own, key by key.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -141,14 +142,15 @@ def database_sql(password: str) -> str:
 
 def hook_script(layout: Layout, kind: str) -> str:
     """Prolog or Epilog: fails on demand, else runs what is in its folder, in order, and ends as the first that fails."""
+    flag = shlex.quote(str(layout.flags / f"fail-{kind}"))
+    hooks = shlex.quote(str(layout.hooks / f"{kind}.d"))
     return f"""#!/bin/sh
 # Written by `slurm-resilience sandbox`.  Slurm runs it as root on each node of a job.
-if [ -e "{layout.flags}/fail-{kind}.$SLURMD_NODENAME" ]; then
+if [ -e {flag}."$SLURMD_NODENAME" ]; then
     echo "sandbox: fail-{kind} $SLURMD_NODENAME" >&2
-    : >> "{layout.flags}/fail-{kind}.$SLURMD_NODENAME.fired"
     exit 1
 fi
-for hook in "{layout.hooks}/{kind}.d"/*; do
+for hook in {hooks}/*; do
     if [ -x "$hook" ]; then "$hook" || exit; fi
 done
 exit 0

@@ -233,7 +233,6 @@ def _fail_hook(sandbox: Sandbox, kind: str, names: list[str], off: bool) -> dict
         flag = sandbox.layout.flags / f"fail-{kind}.{name}"
         if off:
             flag.unlink(missing_ok=True)
-            flag.with_name(flag.name + ".fired").unlink(missing_ok=True)
         else:
             flag.touch()
     return {"off": off} if off else {}

@@ -13,7 +13,7 @@ def fields(line: str) -> dict[str, str]:
     """``A=1 B=two words C=`` as a mapping.  A word without a key belongs to the value before it.  Source: scontrol -o."""
     out: dict[str, str] = {}
     for match in _FIELD.finditer(line):
-        out.setdefault(match.group(1), match.group(2))
+        out.setdefault(match.group(1), match.group(2).strip())
     return out
 
 
