@@ -49,7 +49,7 @@ def test_the_learning_rate_is_scaled_only_on_request(capsys: pytest.CaptureFixtu
     [
         (["--nodes", "1", "--gpus-per-node", "2", "--tp", "4"], 78, "tp 2 instead of 4"),
         (["--nodes", "2", "--gpus-per-node", "8,8,8"], 78, "describes 3 nodes"),
-        (["--nodes", "2", "--global-batch", "4", "--keep-accumulation", "lin"], 64, "invalid choice"),
+        (["--nodes", "2", "--global-batch", "4", "--keep-accumulation", "lin"], 64, "did you mean 'linear'"),
         (["--nodes", "2", "--tpp", "4"], 64, "did you mean '--tp'"),
         (["--nodes", "0"], 64, "not at least 1"),
         (["--nodes", "2", "--tp", "x"], 78, "cannot read 'x'"),

@@ -163,3 +163,26 @@ def test_an_impossible_place_is_refused() -> None:
 def test_an_empty_data_set_is_refused() -> None:
     with pytest.raises(ConfigError, match="0 samples"):
         SampleOrder(0)
+
+
+def test_one_rank_becomes_two_in_mid_epoch_and_nothing_is_passed_over() -> None:
+    """Samples 4 to 7 must not vanish when the second rank appears."""
+    order, seen, position = SampleOrder(16, shuffle=False), [], Position()
+    for world in (1, 2, 2, 1):
+        current = order.batch(position, 4)
+        plan = plan_batch(4, 2, world)
+        seen.append(sorted(current.ids[p] for r in range(world) for m in plan.micro_batches(r) for p in m.positions))
+        position = order.resume(order.state(current.after))
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+
+
+@pytest.mark.parametrize("micro", [1, 2, 3, 8, 32])
+def test_steps_of_an_epoch_do_not_depend_on_micro_batch_or_world(micro: int) -> None:
+    order = SampleOrder(256)
+    for world in (1, 3, 4):
+        position, steps = Position(), 0
+        while position.epoch == 0:
+            current = order.batch(position, 32)
+            assert sum(plan_batch(32, micro, world).samples_per_rank) == len(current.ids)
+            position, steps = current.after, steps + 1
+        assert steps == order.steps_per_epoch(32) == 8

@@ -19,6 +19,7 @@ def test_25_percent_fewer_ranks() -> None:
     assert scale_batch(2048, 16, 12, "sqrt").lr_factor == pytest.approx(0.75**0.5)
     assert scale_batch(2048, 16, 12, "none").lr_factor == 1.0
     assert scale_batch(2048, 16, 32, "linear").lr_factor == 2.0
+    assert scale_batch(10, 4, 2, "linear").global_batch == 5
 
 
 @given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 500), st.integers(1, 16))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 
 import pytest
@@ -41,12 +42,15 @@ def test_inside_the_allocation_there_is_no_queue_but_detection() -> None:
 
 def test_a_spare_replaces_a_node_and_the_minimum_forces_a_requeue() -> None:
     trace = Trace((Failure(300.0, "node_lost"), Failure(600.0, "node_lost")), 900.0)
-    import dataclasses
-
     spare = replay(trace, dataclasses.replace(INSIDE, spares=2), nodes=4)
     assert (spare.reduced_s, spare.requeues) == (0, 0)
+    assert replay(trace, dataclasses.replace(INSIDE, spares=1), nodes=4).reduced_s > 0
     forced = replay(trace, dataclasses.replace(INSIDE, min_nodes=3), nodes=4)
     assert forced.requeues == 1
+    again = replay(
+        Trace((*trace.failures, Failure(700.0, "node_lost")), 900.0), dataclasses.replace(INSIDE, min_nodes=3), nodes=4
+    )
+    assert again.requeues == 1  # after the requeue all four nodes are there again, so one may be lost
     back = replay(trace, dataclasses.replace(INSIDE, min_nodes=3, repair_s=250.0), nodes=4)
     assert back.requeues == 0
 
