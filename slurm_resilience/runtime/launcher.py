@@ -54,7 +54,7 @@ def _die_with(parent: int) -> None:
     """SIGKILL when the parent ends, and at once if it is gone already.  Source: prctl(2), PR_SET_PDEATHSIG."""
     _prctl(1, signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(137)
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Launcher:

@@ -43,10 +43,10 @@ def become_subreaper() -> None:
 
 
 def die_with_parent(parent: int, sig: int = signal.SIGKILL) -> None:
-    """Get ``sig`` when ``parent`` ends; end at once if it is gone already (the race between fork and prctl)."""
+    """Get ``sig`` when ``parent`` ends, and at once if it is gone already (the race between fork and prctl)."""
     _prctl(_PR_SET_PDEATHSIG, sig)
     if os.getppid() != parent:
-        os._exit(128 + sig)
+        os.kill(os.getpid(), sig)
 
 
 def set_name(name: str) -> None:

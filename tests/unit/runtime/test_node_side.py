@@ -1,0 +1,215 @@
+"""The agent's parts by themselves: its folder, its loop, its leftovers, its spool, and what the next launcher imports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_resilience.errors import LaunchError
+from slurm_resilience.runtime import messages as m
+from slurm_resilience.runtime.lease import Lease
+from slurm_resilience.runtime.leftovers import clear_leftovers
+from slurm_resilience.runtime.local_ranks import tail
+from slurm_resilience.runtime.loop import Loop
+from slurm_resilience.runtime.node_folder import NodeFolder
+from slurm_resilience.runtime.preload import ImportWatch, read_learned, write_learned
+from slurm_resilience.runtime.uplink import Uplink
+
+
+@pytest.fixture
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shm")
+
+
+def test_a_node_folder_is_private_and_empty_and_goes_away(base: Path) -> None:
+    folder = NodeFolder("run-1", "node1", base=base)
+    assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.path.parent.stat().st_mode) == 0o700
+    folder.page(1, 0).write_bytes(b"old")
+    os.close(folder._lock)
+    again = NodeFolder("run-1", "node1", base=base)
+    assert [path.name for path in again.path.iterdir()] == ["lock"]
+    again.remove()
+    assert list(base.iterdir()) == []
+
+
+def test_the_name_of_the_fact_socket_always_fits(base: Path) -> None:
+    names = [("r" * 80, "n" * 80), ("r" * 80, "n" * 79 + "m"), ("a/b", "c d"), ("a_b", "c_d")]
+    folders = [NodeFolder(run, node, base=Path("/dev/shm")) for run, node in names]
+    try:
+        assert len({folder.path for folder in folders}) == len(folders)
+        for folder in folders:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+                sock.bind(str(folder.facts))
+    finally:
+        for folder in folders:
+            folder.remove()
+
+
+def test_a_folder_that_others_could_have_made_is_refused(base: Path) -> None:
+    top = base / f"slurm-resilience-{os.geteuid()}"
+    top.mkdir(mode=0o755)
+    with pytest.raises(LaunchError, match="cannot be trusted"):
+        NodeFolder("run", "node", base=base)
+    top.rmdir()
+    (base / "elsewhere").mkdir(mode=0o700)
+    top.symlink_to(base / "elsewhere")
+    with pytest.raises(LaunchError, match="cannot be trusted"):
+        NodeFolder("run", "node", base=base)
+    top.unlink()
+    if os.geteuid() == 0:  # only root can stage what another user did
+        top.mkdir(mode=0o700)
+        os.chown(top, 12345, 12345)
+        with pytest.raises(LaunchError, match="12345"):
+            NodeFolder("run", "node", base=base)
+
+
+def test_a_newer_holder_ends_the_older_one(base: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path\nfrom slurm_resilience.runtime.node_folder import NodeFolder\n"
+        f"NodeFolder('run', 'node', base=Path({str(base)!r})); print(flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    NodeFolder("run", "other", base=base).remove()
+    assert holder.poll() is None
+    folder = NodeFolder("run", "node", base=base)
+    assert holder.wait() == -signal.SIGKILL
+    folder.remove()
+
+
+def test_a_holder_that_cannot_be_ended_is_an_error_with_a_sentence(base: Path) -> None:
+    """The lock is held, but what is written in it names nobody (as after a crash between the two)."""
+    folder = NodeFolder("run", "node", base=base)
+    os.ftruncate(folder._lock, 0)
+    with pytest.raises(LaunchError, match="does not let go"):
+        NodeFolder("run", "node", base=base, patience_s=0.2)
+
+
+def test_work_aside_never_holds_the_loop_up() -> None:
+    loop = Loop()
+    answers: list[object] = []
+    loop.aside(lambda: {"x": [1, None]}, answers.append, within_s=5)
+    loop.aside(lambda: 1 / 0, answers.append, within_s=5)
+    loop.aside(lambda: time.sleep(60), answers.append, within_s=0.3)
+    loop.aside(lambda: "x" * 1_000_000, lambda text: answers.append(len(text)), within_s=5)
+    assert len(list(loop.helpers())) == 4
+    began = time.monotonic()
+    longest = 0.0
+    while len(answers) < 4:
+        turn = time.monotonic()
+        loop.turn(0.02)
+        longest = max(longest, time.monotonic() - turn)
+        assert time.monotonic() - began < 5
+    assert sorted(map(str, answers)) == ["1000000", "None", "None", "{'x': [1, None]}"]
+    assert longest < 1
+    assert list(loop.helpers()) == []
+
+
+def test_a_callback_may_forget_another_source_of_the_same_turn() -> None:
+    loop = Loop()
+    pairs = [socket.socketpair() for _ in range(2)]
+    called: list[int] = []
+
+    def make(number: int) -> None:
+        def ready() -> None:
+            called.append(number)
+            loop.forget(pairs[1 - number][0])
+            pairs[1 - number][0].close()
+
+        loop.watch(pairs[number][0], ready)
+
+    make(0)
+    make(1)
+    for _, far in pairs:
+        far.send(b"x")
+    loop.turn(0.1)
+    assert len(called) == 1
+
+
+def test_leftovers_are_killed_and_our_own_family_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = {"RESILIENCE_RUN_ID": f"t{os.getpid()}", "RESILIENCE_NODE": "a"}
+    code = "import time; print(flush=True); time.sleep(60)"
+    env = {**os.environ, **identity}
+    left = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=env)
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env={**env, "RESILIENCE_NODE": "b"})
+    for child in (left, other):
+        assert child.stdout is not None
+        child.stdout.readline()
+    said: list[str] = []
+    us = (
+        "from slurm_resilience.runtime.leftovers import clear_leftovers\n"
+        f"said = []\nclear_leftovers({identity!r}, say=said.append)\nprint(len(said))"
+    )
+    done = subprocess.run([sys.executable, "-c", us], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
+    assert left.wait() == -signal.SIGKILL
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+    clear_leftovers(identity, say=said.append)
+    assert said == []
+
+
+def test_the_spool_is_bounded_and_drops_the_curve_first(tmp_path: Path) -> None:
+    uplink = Uplink(
+        Loop(), tmp_path, Lease(1, 3, 0), greet=lambda *_: None, welcomed=lambda: None, obey=lambda _: None, say=lambda _: None
+    )  # type: ignore[arg-type, return-value]  # fmt: skip
+    uplink.tell(m.Warned("SIGTERM", 0.0))
+    for step in range(900):
+        uplink.tell(m.Fact(1, 0, "step_reported", {"step": step}, 0.0))
+    for step in range(800):
+        uplink.tell(m.Fact(1, 0, "checkpoint_committed", {"step": step}, 0.0))
+    spool = list(uplink._spool)
+    assert len(spool) == 1000
+    assert spool[0] == m.Warned("SIGTERM", 0.0)
+    curve = [message.fields["step"] for message in spool if isinstance(message, m.Fact) and message.fact == "step_reported"]
+    assert curve == list(range(701, 900))
+    for step in range(400):
+        uplink.tell(m.Fact(1, 0, "checkpoint_committed", {"step": 800 + step}, 0.0))
+    spool = list(uplink._spool)
+    assert len(spool) == 1000
+    assert spool[0] == m.Warned("SIGTERM", 0.0)
+    assert spool[-1] == m.Fact(1, 0, "checkpoint_committed", {"step": 1199}, 0.0)
+
+
+def test_the_tail_of_a_log_is_bounded_in_every_way(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    assert tail(log) == []
+    log.write_bytes(b"a\n" * 100 + b"\xff last without end")
+    assert tail(log) == ["a"] * 19 + ["\ufffd last without end"]
+    log.write_bytes(b"z" * 1_000_000)
+    assert [len(line) for line in tail(log)] == [1000]
+
+
+def test_what_was_learned_is_kept_in_the_run_folder(tmp_path: Path) -> None:
+    assert read_learned(tmp_path) == []
+    write_learned(tmp_path, ["torch._dynamo", "wave"])
+    assert read_learned(tmp_path) == ["torch._dynamo", "wave"]
+    for bad in ("", "[]", '{"v": 9, "modules": ["x"]}', '{"v": 1, "modules": "x"}'):
+        (tmp_path / "preload.json").write_text(bad)
+        assert read_learned(tmp_path) == []
+
+
+def test_imports_are_told_once_the_rank_is_quiet(tmp_path: Path) -> None:
+    path = tmp_path / "imports"
+    watch = ImportWatch(path)
+    assert watch.fresh() == []
+    path.write_text("a\nb\na\n")
+    assert watch.fresh() == []
+    os.utime(path, (time.time() - 5, time.time() - 5))
+    assert watch.fresh() == ["a", "b"]
+    assert watch.fresh() == []
+    with open(path, "a") as file:
+        file.write("c\n")
+    os.utime(path, (time.time() - 5, time.time() - 5))
+    assert watch.fresh() == ["c"]
