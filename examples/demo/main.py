@@ -48,7 +48,7 @@ def main() -> int:
     except DemoFailed as failure:
         wrong = [str(failure)]
         print(stage.evidence(), file=sys.stderr)
-        print(f"the run is in {story.run_dir}", file=sys.stderr)
+        print(f"the run is in {story.record.run_dir}", file=sys.stderr)
     finally:
         if not options.keep:
             stage.close()
@@ -57,7 +57,7 @@ def main() -> int:
     if wrong:
         return 1
     if options.keep:
-        print(f"the run is in {story.run_dir}")
+        print(f"the run is in {story.record.run_dir}")
     print(last_line(result))
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,8 @@ class OnSlurm:
 
     def alice(self, *argv: str) -> str:
         """Run a command as alice on the login host."""
-        return product("sandbox", "exec", "--name", NAME, "--", *argv)
+        # one thread a process: four ranks share this machine's cores
+        return product("sandbox", "exec", "--name", NAME, "--env", "OMP_NUM_THREADS=1", "--", *argv)
 
     def folder(self, name: str) -> Path:
         """A new folder of alice's on the file system that all nodes share."""
@@ -54,10 +56,13 @@ class OnSlurm:
     def reference(self, run_dir: Path, steps: int) -> None:
         self.alice(sys.executable, os.fspath(GPT / "train.py"), "--steps", str(steps), "--folder", os.fspath(run_dir))
 
-    def submit(self, run_dir: Path, steps: int) -> str:
-        said = self.alice(sys.executable, os.fspath(GPT / "submit.py"), "--folder", os.fspath(run_dir), "--steps", str(steps))
-        self.job = said.split()[-1]
-        return f"job {self.job}"
+    def submit(self, folder: Path, steps: int) -> tuple[str, Path]:
+        said = self.alice(sys.executable, os.fspath(GPT / "submit.py"), "--folder", os.fspath(folder), "--steps", str(steps))
+        match = re.fullmatch(r"job (\d+) in (.+)", said.strip().splitlines()[-1])
+        if not match:
+            raise DemoFailed(f"submit.py did not name its job: {said!r}")
+        self.job = match[1]
+        return f"job {self.job}", Path(match[2])
 
     def field(self, name: str) -> str:
         words = self.alice("scontrol", "-o", "show", "job", self.job).split()

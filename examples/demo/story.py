@@ -22,7 +22,7 @@ class Stage(Protocol):
 
     def describe(self) -> str: ...
     def reference(self, run_dir: Path, steps: int) -> None: ...
-    def submit(self, run_dir: Path, steps: int) -> str: ...
+    def submit(self, folder: Path, steps: int) -> tuple[str, Path]: ...
     def expendable_node(self) -> str: ...
     def power_off(self, node: str) -> float: ...
     def power_on(self, node: str) -> None: ...
@@ -52,9 +52,9 @@ class Story:
     def __init__(self, stage: Stage, folder: Path, steps: int) -> None:
         self.stage = stage
         self.steps = steps
-        self.run_dir = folder / "run"
+        self.folder = folder
         self.reference_dir = folder / "undisturbed"
-        self.record = Record(self.run_dir)
+        self.record = Record(folder)  # of the run, once it is submitted
         self.began = time.monotonic()
         self.marks: dict[int, str] = {}
 
@@ -78,9 +78,9 @@ class Story:
         self.say(self.stage.describe())
         self.say(f"the undisturbed run first: {self.steps} steps, one process, same seed, same global batch")
         self.stage.reference(self.reference_dir, self.steps)
-        self.say("submitting the same training as an ordinary user, elastic: "
-                 f"{FEWEST} to {NODES} nodes")  # fmt: skip
-        name = self.stage.submit(self.run_dir, self.steps)
+        self.say(f"submitting the same training as an ordinary user, elastic: {FEWEST} to {NODES} nodes")
+        name, run_dir = self.stage.submit(self.folder, self.steps)
+        self.record = Record(run_dir)
         self.wait(f"the first step on {NODES} nodes", lambda: self.record.first_steps(NODES), 120)
         self.say(f"{name} trains on {NODES} nodes, step {self.record.step()}")
         result.restarts.append(self.stage.restarts())
@@ -127,7 +127,7 @@ class Story:
         return self.wait(f"a first step on {nodes} nodes", look, within_s)  # type: ignore[return-value]
 
     def compare(self, result: Result) -> None:
-        ours, theirs = read_curve(self.run_dir), read_curve(self.reference_dir)
+        ours, theirs = read_curve(self.record.run_dir), read_curve(self.reference_dir)
         result.steps = max(ours, default=0)
         result.difference, where = largest_difference(ours, theirs)
         if result.difference == float("inf"):
@@ -139,7 +139,9 @@ class Story:
         result.batches = [event["plan"]["global_batch"] for event in self.record.of("attempt_started")]
         print("\nIncidents\n")
         sys.stdout.flush()
-        subprocess.run([sys.executable, "-m", "slurm_resilience", "events", str(self.run_dir)], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "slurm_resilience", "events", str(self.record.run_dir), "--incidents"], check=True
+        )
         print("\nLoss\n")
         print("\n".join(side_by_side(ours, theirs, self.marks)))
         print(f"\n  largest relative difference over {len(ours)} steps: {result.difference:.1e} (step {where})\n", flush=True)
