@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_resilience._atomic import fsync_dir
-from slurm_resilience.checkpoint import names
+from slurm_resilience.checkpoint import folders, names
 from slurm_resilience.errors import Fenced
 
 _TOKEN = re.compile(r"a(\d{5,})")
@@ -67,7 +67,7 @@ class Fence:
         Raises :class:`Fenced` when a newer attempt was here first.  Safe to repeat.
         """
         self.check(attempt)
-        self.path.mkdir(parents=True, exist_ok=True, mode=0o755)
+        folders.ensure(self.path)
         fd = os.open(self.path / token_name(attempt), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
             os.write(fd, json.dumps(about).encode())
@@ -88,7 +88,7 @@ class Fence:
             if older is None or older >= attempt:
                 continue
             gone = root / names.GONE
-            gone.mkdir(exist_ok=True, mode=0o755)
+            folders.ensure(gone)
             target = gone / f"{name}-{os.urandom(4).hex()}"
             try:
                 os.rename(root / name, target)

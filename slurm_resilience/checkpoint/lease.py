@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_resilience._clock import Clock, boot_id
-from slurm_resilience.checkpoint import names
+from slurm_resilience.checkpoint import folders, names
 
 LEASE_S = 6 * 3600.0
 
@@ -33,7 +33,7 @@ def reading(root: Path, name: str, *, attempt: int | None, clock: Clock) -> Iter
         "until": clock.time() + LEASE_S,
     }
     try:
-        path.parent.mkdir(mode=0o755, exist_ok=True)
+        folders.ensure(path.parent)
         path.write_text(json.dumps(about))
     except OSError:
         path = Path()

@@ -23,6 +23,7 @@ NEXT_HEAD = "head.next.json"
 HISTORY = "history.jsonl"
 FENCE = "fence"
 LOCK = ".lock"
+EXISTENCE_LOCK = ".lock.held"
 GONE = ".gone"
 LEASES = ".reading"
 

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from slurm_resilience._clock import Clock
-from slurm_resilience.checkpoint import lease, names
+from slurm_resilience.checkpoint import folders, lease, names
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.retention import Retention, kept
 from slurm_resilience.errors import CheckpointError
@@ -92,7 +92,7 @@ def _remove(paths: list[Path]) -> None:
 def bury(root: Path, name: str) -> Path:
     """Take a checkpoint's name away, in one step; returns where its data is now."""
     gone = root / names.GONE
-    gone.mkdir(mode=0o755, exist_ok=True)
+    folders.ensure(gone)
     target = gone / f"{name}-{os.urandom(4).hex()}"
     os.rename(root / name, target)
     return target

@@ -19,7 +19,7 @@ from typing import Any
 from slurm_resilience import __version__
 from slurm_resilience._atomic import fsync_dir, write_atomic
 from slurm_resilience._clock import SYSTEM_CLOCK, Clock
-from slurm_resilience.checkpoint import lease, marks, names, space
+from slurm_resilience.checkpoint import filesystem, folders, lease, marks, names, space
 from slurm_resilience.checkpoint.entry import Entry, State
 from slurm_resilience.checkpoint.fence import Fence
 from slurm_resilience.checkpoint.index import BY_SCAN, CheckpointIndex
@@ -60,7 +60,7 @@ class CheckpointStore:
         self.retention = retention
         self.fence_token = Fence(self.root)
         self.index = CheckpointIndex(self.root)
-        self._lock = RootLock(self.root)
+        self._lock = RootLock(self.root, attempt=attempt)
         self._clock = clock
         self._sweeper = Sweeper(self.root)
         self._drafts: set[str] = set()
@@ -98,7 +98,8 @@ class CheckpointStore:
         Also brings the index up to date with the directories.  Raises :class:`Fenced`, or OSError.
         """
         attempt = self._attempt()
-        self.root.mkdir(parents=True, exist_ok=True, mode=0o755)
+        folders.ensure(self.root)
+        log.info("checkpoints are in %s, on %s", self.root, filesystem.of(self.root))
         about = {**self.about, "pid": os.getpid(), "at": self._clock.time()}
         for path in self.fence_token.raise_to(attempt, about):
             log.info("unfinished saves of an older attempt were moved to %s", path)
@@ -168,7 +169,7 @@ class CheckpointStore:
             self._make_room(expected_bytes)
         name = names.new_name(step, attempt)
         parent = self.root / names.writing_dir(attempt)
-        parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        folders.ensure(parent)
         path = parent / f"{name}.tmp"
         path.mkdir(mode=0o755)
         self._drafts.add(path.name)
