@@ -2,21 +2,21 @@
 
 Training counts from the first completed step of an attempt (less that step's own time) to the fault, as far back as
 ``since`` says.  What was trained after the step that the next attempt resumed from is lost.  A save counts as standing still
-unless steps were reported while it was going on.  Where a supervisor died without a word, the last event is the end.
+unless steps were reported while it was going on.  Where nobody told the end of an attempt, its last reported step is the end;
+a supervisor that died is no end by itself, since the ranks may live on.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.plan.ledger import Ledger
+from slurm_resilience.plan.timeline import DOWN, LOST, QUEUED, SAVING, TRAINING, Timeline
 from slurm_resilience.plan.trace import Failure, Trace
-
-QUEUED, DOWN, TRAINING, SAVING, LOST = "queued", "down", "training", "saving", "lost"
 
 
 @dataclass(frozen=True)
@@ -39,52 +39,6 @@ class Account:
     measured: Measured
     nodes: int
     complete: bool
-
-
-@dataclass
-class _Span:
-    start: float
-    end: float
-    kind: str
-
-
-@dataclass
-class _Timeline:
-    """Spans in order, each second in one of them."""
-
-    spans: list[_Span] = field(default_factory=list)
-
-    def begin(self, at: float, kind: str) -> None:
-        """From ``at`` on (not before the last span's start) the run does ``kind``."""
-        if self.spans:
-            last = self.spans[-1]
-            last.end = max(last.start, at)
-            at = last.end
-            if last.kind == kind:
-                return
-        self.spans.append(_Span(at, at, kind))
-
-    @property
-    def now(self) -> str:
-        return self.spans[-1].kind
-
-    def lose(self, since: float) -> float:
-        """Training after ``since`` is lost; returns how much that was."""
-        lost, out = 0.0, []
-        for span in self.spans:
-            if span.kind == TRAINING and span.end > since:
-                cut = max(span.start, since)
-                lost += span.end - cut
-                if cut > span.start:
-                    out.append(_Span(span.start, cut, TRAINING))
-                out.append(_Span(cut, span.end, LOST))
-            else:
-                out.append(span)
-        self.spans = out
-        return lost
-
-    def total(self, kind: str) -> float:
-        return sum(span.end - span.start for span in self.spans if span.kind == kind)
 
 
 def account(events: Iterable[Mapping[str, Any]]) -> Account:
@@ -117,14 +71,15 @@ class _Reader:
 
     def __init__(self, step_s: float) -> None:
         self._step_s = step_s
-        self._line = _Timeline()
+        self._line = Timeline()
         self._marks: dict[int, float] = {}
         self._saving_step: int | None = None
         self._failures: list[Failure] = []
         self._requeues = self._allocations = 0
         self._nodes = 1
         self._complete = self._failed = False
-        self._start = self._last_at = 0.0
+        self._start = self._last_at = self._launched_at = self._stepped_at = 0.0
+        self._attempt, self._ended_attempt = 0, -1
         self._fault_at: float | None = None
         self._allocated_at: float | None = None
         self._queued_at: float | None = None
@@ -157,24 +112,22 @@ class _Reader:
         self._queued_at, self._allocated_at = None, at
         self._line.begin(at, DOWN)
 
-    def _on_supervisor_restarted(self, at: float, fact: Mapping[str, Any]) -> None:
-        if self._line.now in (TRAINING, SAVING):  # a supervisor died, and the ranks with it
-            self._down(self._last_at, "unknown", {})
-
     def _on_attempt_started(self, at: float, fact: Mapping[str, Any]) -> None:
-        self._on_supervisor_restarted(at, fact)
+        if self._line.now in (TRAINING, SAVING):  # the last one ended without a word
+            self._down(max(self._stepped_at, self._line.spans[-1].start), "unknown", fact)
         self._nodes = max(self._nodes, len(fact.get("nodes") or ()))
+        self._attempt, self._launched_at = int(fact.get("attempt") or 0), at
 
     def _on_resumed(self, at: float, fact: Mapping[str, Any]) -> None:
         step = fact.get("step")
-        self._line.lose(self._marks.get(step, self._start) if isinstance(step, int) else self._start)
+        self._line.lose(self._marks.get(step, self._start) if isinstance(step, int) else self._start, self._launched_at)
 
     def _on_started_fresh(self, at: float, fact: Mapping[str, Any]) -> None:
-        self._line.lose(self._start)
+        self._line.lose(self._start, self._launched_at)
 
     def _on_first_step(self, at: float, fact: Mapping[str, Any]) -> None:
-        if self._line.now != DOWN:
-            return
+        if self._line.now != DOWN or int(fact.get("attempt") or 0) <= self._ended_attempt:
+            return  # the last words of an attempt may arrive after its end
         up = max(self._line.spans[-1].start, at - self._step_s)
         if self._allocated_at is not None:
             self._starts.append(up - self._allocated_at)
@@ -186,6 +139,8 @@ class _Reader:
 
     def _on_step_reported(self, at: float, fact: Mapping[str, Any]) -> None:
         step = fact.get("step")
+        self._stepped_at = at
+        self._on_first_step(at, fact)  # rank 0 may report before the last rank has completed its first step
         if self._line.now == SAVING and isinstance(step, int) and self._saving_step is not None and step > self._saving_step:
             self._line.spans[-1].kind = TRAINING  # the save runs behind the steps
 
@@ -200,6 +155,11 @@ class _Reader:
             self._line.begin(at, SAVING)
 
     def _on_checkpoint_committed(self, at: float, fact: Mapping[str, Any]) -> None:
+        step, seconds = fact.get("step"), fact.get("seconds")
+        if isinstance(step, int):  # a script of its own may tell the end of a save only
+            self._marks.setdefault(step, at - float(seconds) if isinstance(seconds, (int, float)) else at)
+        if self._line.now == TRAINING and isinstance(seconds, (int, float)) and self._saving_step is None:
+            self._line.begin(max(at - float(seconds), self._stepped_at), SAVING)
         if self._line.now == SAVING:
             self._saves.append(at - self._line.spans[-1].start)
         elif self._line.now == TRAINING:
@@ -219,18 +179,21 @@ class _Reader:
 
     def _on_fault_detected(self, at: float, fact: Mapping[str, Any]) -> None:
         since = fact.get("since")
-        self._down(min(at, float(since)) if isinstance(since, (int, float)) else at, str(fact.get("cause", "unknown")), fact)
+        began = float(since) if isinstance(since, (int, float)) else at
+        # A step that was reported later than that proves that training went on.
+        self._down(min(at, max(began, self._stepped_at)), str(fact.get("cause", "unknown")), fact)
 
     def _on_stopped(self, at: float, fact: Mapping[str, Any]) -> None:
         self._down(at, str(fact.get("why") or "unknown"), fact)
 
     def _on_attempt_stopped(self, at: float, fact: Mapping[str, Any]) -> None:
         if self._line.now in (TRAINING, SAVING):
-            self._down(at, str(fact.get("cause") or "unknown"), fact)
+            self._down(max(self._stepped_at, self._line.spans[-1].start), str(fact.get("cause") or "unknown"), fact)
 
     def _down(self, at: float, cause: str, fact: Mapping[str, Any]) -> None:
         if self._line.now not in (TRAINING, SAVING) and (self._fault_at is not None or self._queued_at is not None):
             return  # one failure has many messengers
+        self._ended_attempt = self._attempt
         self._line.begin(at, DOWN)
         self._fault_at = self._line.spans[-1].start
         self._failures.append(Failure(self._fault_at - self._start, cause, str(fact.get("node", ""))))
@@ -255,7 +218,7 @@ class _Reader:
         line = self._line
         line.spans[-1].end = max(line.spans[-1].start, end)
         if self._failed:  # nobody will ever use what was not saved
-            line.lose(max(self._marks.values(), default=start))
+            line.lose(max(self._marks.values(), default=start), end)
         ledger = Ledger(
             wall_s=end - start,
             productive_s=line.total(TRAINING),

@@ -17,8 +17,9 @@ class FakeRun:
 
     STEP_S, SAVE_S, DETECT_S, RELAUNCH_S, START_S, QUEUE_S = 2.0, 3.0, 1.0, 4.0, 15.0, 40.0
 
-    def __init__(self, *, every: int, total: int) -> None:
+    def __init__(self, *, every: int, total: int, tells_start: bool = True) -> None:
         self.t = 1000.0
+        self.tells_start = tells_start
         self.every, self.total = every, total
         self.events: list[dict[str, Any]] = []
         self.step = self.attempt = 0
@@ -38,7 +39,6 @@ class FakeRun:
         self.lost_s += lost
         self.kept_s -= lost
         self.step = self.committed[-1]
-        self.write("resumed", step=self.step) if self.step else self.write("started_fresh")
         self.first = True
 
     def train(self, steps: int) -> bool:
@@ -47,10 +47,12 @@ class FakeRun:
             self.t += self.STEP_S
             self.kept_s += self.STEP_S
             self.step += 1
-            if self.first:
+            self.write("step_reported", step=self.step)
+            if self.first:  # the supervisor hears the slowest rank last
+                begun = self.step - 1
+                self.write("resumed", step=begun) if begun else self.write("started_fresh")
                 self.write("first_step", step=self.step)
                 self.first = False
-            self.write("step_reported", step=self.step)
             if self.step % self.every == 0 or self.step == self.total:
                 self.save()
             if self.step == self.total:
@@ -62,7 +64,8 @@ class FakeRun:
     def save(self) -> None:
         if self.committed[-1] == self.step:
             return
-        self.write("checkpoint_started", step=self.step)
+        if self.tells_start:
+            self.write("checkpoint_started", step=self.step)
         self.t += self.SAVE_S
         self.saving_s += self.SAVE_S
         self.write("checkpoint_committed", step=self.step, seconds=self.SAVE_S)
@@ -73,6 +76,7 @@ class FakeRun:
         self.t += self.DETECT_S
         self.write("fault_detected", cause="rank_crash", node="a", since=since)
         self.write("attempt_stopped", cause="rank_crash")
+        self.write("step_reported", step=self.step)  # its last words, read from a socket after the end
         self.launch(self.RELAUNCH_S)
 
     def preempt(self) -> None:
@@ -175,18 +179,54 @@ def test_a_run_that_failed_keeps_only_what_it_saved() -> None:
     assert (found.complete, found.ledger.productive_s, found.ledger.lost_s) == (True, 40.0, 10.0)
 
 
-def test_a_supervisor_that_died_and_came_back_is_a_failure() -> None:
+def test_ranks_that_outlive_their_supervisor_train_on() -> None:
+    run = FakeRun(every=10, total=100)
+    run.launch(run.START_S)
+    run.train(25)
+    run.write("supervisor_restarted")
+    run.write("attempt_adopted", world=2)
+    run.train(100)
+    found = account(run.events)
+    assert (found.ledger.failures, found.ledger.productive_s, found.ledger.lost_s) == (0, 200.0, 0.0)
+
+
+@pytest.mark.parametrize("said", ["attempt_stopped", "nothing"])
+def test_ranks_that_died_with_their_supervisor_ended_at_their_last_step(said: str) -> None:
     run = FakeRun(every=10, total=100)
     run.launch(run.START_S)
     run.train(25)
     run.t += 6.0
     run.write("supervisor_restarted")
+    if said == "attempt_stopped":
+        run.write("attempt_stopped", cause="restart")
     run.launch(run.RELAUNCH_S)
     run.train(100)
     found = account(run.events)
-    assert found.ledger.failures == 1
-    assert found.ledger.productive_s == pytest.approx(200.0)
+    assert (found.ledger.failures, found.ledger.productive_s, found.ledger.lost_s) == (1, 200.0, 10.0)
+    assert found.ledger.restart_s == pytest.approx(run.START_S + 6.0 + run.RELAUNCH_S)
     assert abs(found.ledger.unaccounted_s) < 1e-6
+
+
+def test_steps_after_the_beginning_of_a_fault_prove_that_training_went_on() -> None:
+    """A silent node is dated back to its last sign of life; the others stepped on until they were stopped."""
+    run = FakeRun(every=10, total=100)
+    run.launch(run.START_S)
+    run.train(25)
+    run.write("fault_detected", cause="node_lost", since=run.t - 7.0)
+    run.launch(run.RELAUNCH_S)
+    run.train(100)
+    found = account(run.events)
+    assert (found.ledger.productive_s, found.ledger.lost_s) == (200.0, 10.0)
+
+
+def test_a_script_that_tells_only_the_end_of_a_save() -> None:
+    run = FakeRun(every=10, total=60, tells_start=False)
+    run.launch(run.START_S)
+    run.train(25)
+    run.crash()
+    run.train(60)
+    found = account(run.events)
+    assert (found.ledger.lost_s, found.ledger.productive_s, found.ledger.saving_s) == (10.0, 120.0, run.saving_s)
 
 
 def test_no_events_are_an_error() -> None:

@@ -1,0 +1,55 @@
+"""What a run did when: spans without gaps, some of which turn out to have been in vain."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+QUEUED, DOWN, TRAINING, SAVING, LOST = "queued", "down", "training", "saving", "lost"
+
+
+@dataclass
+class Span:
+    """Seconds on the clock, and what the run did."""
+
+    start: float
+    end: float
+    kind: str
+
+
+@dataclass
+class Timeline:
+    """Spans in order, each second in one of them."""
+
+    spans: list[Span] = field(default_factory=list)
+
+    def begin(self, at: float, kind: str) -> None:
+        """From ``at`` on (not before the last span's start) the run does ``kind``."""
+        if self.spans:
+            last = self.spans[-1]
+            last.end = max(last.start, at)
+            at = last.end
+            if last.kind == kind:
+                return
+        self.spans.append(Span(at, at, kind))
+
+    @property
+    def now(self) -> str:
+        """What the run does at the end of what is known."""
+        return self.spans[-1].kind
+
+    def lose(self, since: float, until: float) -> None:
+        """Training between ``since`` and ``until``, which lies between two attempts, is lost."""
+        out = []
+        for span in self.spans:
+            if span.kind == TRAINING and since < span.end and span.start < until:
+                cut = max(span.start, since)
+                if cut > span.start:
+                    out.append(Span(span.start, cut, TRAINING))
+                out.append(Span(cut, span.end, LOST))
+            else:
+                out.append(span)
+        self.spans = out
+
+    def total(self, kind: str) -> float:
+        """Seconds spent on ``kind``."""
+        return sum(span.end - span.start for span in self.spans if span.kind == kind)
