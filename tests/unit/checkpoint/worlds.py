@@ -27,7 +27,8 @@ PRELOAD = [
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
     "torch.distributed.checkpoint.state_dict",
-    "slurm_resilience.checkpoint.dcp",
+    "slurm_resilience.checkpoint.dcp.background",
+    "slurm_resilience.checkpoint.dcp.loading",
 ]
 
 
