@@ -278,7 +278,7 @@ class Agent:
         )  # fmt: skip
 
     def _launcher_spoke(self, link: LauncherLink, message: dict[str, Any]) -> None:
-        kind, attempt, rank = message["m"], message["attempt"], message["rank"]
+        kind, attempt, rank = message["m"], message["attempt"], message.get("rank", -1)
         if kind == "ended":
             link.children.discard(message["pid"])
             self._ended(message["pid"], message["status"])
