@@ -131,6 +131,7 @@ class JobRecord:
     preempt_at: float | None
     comment: str
     work_dir: str
+    command: str
     std_out: str
     fields: dict[str, str] = field(repr=False, default_factory=dict, compare=False)
 
@@ -192,6 +193,7 @@ class JobRecord:
             preempt_at=parse_time(f.get("PreemptTime")),
             comment=_text(f.get("Comment")),
             work_dir=f.get("WorkDir", ""),
+            command=_text(f.get("Command")),
             std_out=f.get("StdOut", ""),
             fields=f,
         )

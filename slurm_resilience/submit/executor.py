@@ -138,7 +138,7 @@ class ResilientExecutor(SlurmExecutor):
                 "job_id": job_id,
                 "run_id": prepared.run_id,
                 "submitted_at": submitted_at,
-                "log": str(path / "logs" / f"job-{job_id}.out"),
+                "script": f"{path.name}/call/{prepared.script.name}",
             },
         )
         job.save_description()

@@ -24,12 +24,12 @@ def check_folder(folder: str | os.PathLike[str], *, shared: bool = True) -> Path
     about places that are local to a node on most clusters.
     """
     text = os.fspath(folder)
-    bad = sorted({char for char in text if ord(char) < 32 or char in '\\\x7f"'})
-    if bad:
+    bad = sorted({char for char in text if (ord(char) < 32 and char != "\t") or char in "\\\x7f"})
+    if bad and shared:
         raise ConfigError(
             f"The folder {text!r} cannot be used",
             evidence=f"it holds {', '.join(map(repr, bad))}, which neither a batch script nor Slurm's log names can carry",
-            remedy="choose a folder without line breaks, backslashes and double quotes; spaces and accents are fine",
+            remedy="choose a folder without line breaks and backslashes; spaces, quotes and accents are fine",
         )
     path = Path(text).expanduser().absolute()
     there = next(place for place in (path, *path.parents) if place.exists())

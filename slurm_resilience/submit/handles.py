@@ -48,15 +48,15 @@ class Handle(Protocol):
 class SlurmHandle:
     """A job in Slurm.
 
-    Ids come round again: a record counts only if its log is ours (``log``), an accounting record only if it was submitted no
-    earlier than ours (``submitted_at``, wall clock).
+    Ids come round again: a record counts only if its script is ours (``script``), an accounting record only if it was submitted
+    no earlier than ours (``submitted_at``, wall clock).
     """
 
     def __init__(
-        self, job_id: str, *, log: str, submitted_at: float, run: RunFolder, client: SlurmClient | None = None
+        self, job_id: str, *, script: str, submitted_at: float, run: RunFolder, client: SlurmClient | None = None
     ) -> None:
         self.job_id = job_id
-        self._log = log
+        self._script = script
         self._submitted_at = submitted_at
         self._run = run
         self._client = client or CommandClient()
@@ -68,7 +68,7 @@ class SlurmHandle:
             return self._gone()
         except SlurmError as error:
             return Look(JobState.UNKNOWN, False, f"the controller does not answer: {error.evidence or error.what}")
-        if self._log and record.std_out and record.std_out != self._log:
+        if record.command and not record.command.endswith(self._script):
             return self._gone()  # the id belongs to somebody else's job by now
         final = record.state.ended and record.state is not JobState.COMPLETING
         return Look(record.state, final, "scontrol", record.exit_code if final else None)

@@ -235,7 +235,7 @@ class ResilientJob(SlurmJob[R]):
             if self.cluster == "local":
                 self._handle = LocalHandle(int(it["pid"]), started=it["pid_started"], boot=it["boot_id"], run=run)
             else:
-                self._handle = SlurmHandle(self.job_id, log=it["log"], submitted_at=it["submitted_at"], run=run)
+                self._handle = SlurmHandle(self.job_id, script=it["script"], submitted_at=it["submitted_at"], run=run)
         return self._handle
 
     def _is_call(self) -> bool:

@@ -60,7 +60,6 @@ def start_local(
             "job_id": "local",
             "run_id": prepared.run_id,
             "submitted_at": time.time(),
-            "log": str(log),
             "pid": child.pid,
             "pid_started": process_started(child.pid),
             "boot_id": boot_id(),

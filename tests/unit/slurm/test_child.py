@@ -1,0 +1,60 @@
+"""Commands run to their end, in time, whatever signals rain on the job."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_resilience.slurm import child
+from slurm_resilience.slurm.failures import CommandMissing, CommandTimeout
+
+SHOOT_MYSELF = (
+    "import os, signal\n"
+    "for s in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT): os.kill(os.getpid(), s)\n"
+    "print('alive')"
+)
+
+
+def test_a_command_survives_the_signals_of_a_jobs_end() -> None:
+    done = child.run([sys.executable, "-c", SHOOT_MYSELF], timeout_s=20)
+    assert (done.code, done.out) == (0, "alive\n")
+
+
+def test_the_caller_is_as_open_to_signals_as_before() -> None:
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    child.run(["true"], timeout_s=10)
+    with pytest.raises(CommandMissing):
+        child.run(["there-is-no-such-command"], timeout_s=10)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_a_command_that_does_not_answer_is_killed_in_time() -> None:
+    started = time.monotonic()
+    with pytest.raises(CommandTimeout, match="gave no answer") as caught:
+        child.run(
+            [sys.executable, "-c", "import sys, time; print('half', file=sys.stderr, flush=True); time.sleep(60)"],
+            timeout_s=2.0,
+        )
+    assert time.monotonic() - started < 20
+    assert "half" in caught.value.evidence
+
+
+def test_what_it_said_is_kept(tmp_path: Path) -> None:
+    done = child.run(["sh", "-c", "pwd; echo broken >&2; exit 3"], timeout_s=10, folder=str(tmp_path))
+    assert done.code == 3
+    assert done.out == f"{tmp_path}\n"
+    assert "code 3" in done.evidence
+    assert "broken" in done.evidence
+
+
+def test_it_speaks_plainly() -> None:
+    said = child.run(
+        ["sh", "-c", "echo $LC_ALL $TZ $SLURM_TIME_FORMAT"],
+        timeout_s=10,
+        environment={"LC_ALL": "de_DE", "PATH": "/bin:/usr/bin"},
+    )
+    assert said.out.split() == ["C", "UTC", "standard"]

@@ -1,0 +1,54 @@
+"""The deadline comes from Slurm's numbers."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_resilience.slurm.timeleft import deadline, grace_s, kill_wait_s
+from tests.unit.slurm.recordings import job
+
+
+def test_in_the_grace_period_the_end_is_the_deadline() -> None:
+    record = job("job-preempted-grace.txt")
+    assert record.end_at is not None
+    assert record.preempt_at is not None
+    found = deadline(record, heard_at=record.preempt_at, kill_wait=10.0, margin_s=2.0)
+    assert found.soft_at == record.end_at - 2.0
+    assert found.kill_at == record.end_at + 10.0
+    assert "grace" in found.source
+    assert 10 < found.left_s(record.preempt_at) < 20  # GraceTime is 15
+
+
+def test_before_the_time_limit() -> None:
+    record = job("job-running.txt")
+    assert record.end_at is not None
+    found = deadline(record, heard_at=record.end_at - 90)
+    assert found.left_s(record.end_at - 90) == 88.0
+    assert "time limit" in found.source
+
+
+@pytest.mark.parametrize(
+    "name", ["job-cancelled-completing.txt", "job-requeued-completing.txt", "job-timelimit-completing.txt", None]
+)
+def test_once_everybody_was_told_only_killwait_is_left(name: str | None) -> None:
+    record = job(name) if name else None
+    found = deadline(record, heard_at=1000.0, kill_wait=10.0, margin_s=2.0)
+    assert (found.soft_at, found.kill_at) == (1008.0, 1010.0)
+
+
+def test_a_grace_period_that_is_over_but_goes_on_is_not_counted_on() -> None:
+    record = job("job-preempted-grace.txt")
+    assert record.end_at is not None
+    assert deadline(record, heard_at=record.end_at + 5, kill_wait=10.0, margin_s=0).kill_at == record.end_at + 15
+
+
+@pytest.mark.parametrize(
+    ("config", "seconds"), [({"KillWait": "10 sec"}, 10), ({"KillWait": "1 sec"}, 5), ({}, 30), ({"KillWait": "x"}, 30)]
+)
+def test_kill_wait(config: dict[str, str], seconds: float) -> None:
+    assert kill_wait_s(config) == seconds
+
+
+def test_grace() -> None:
+    assert grace_s({"GraceTime": "15"}) == 15
+    assert grace_s({}) == 0
