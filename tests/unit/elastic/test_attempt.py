@@ -146,7 +146,7 @@ def test_the_outlook_ends_where_no_mesh_fits() -> None:
 
 
 def test_sixteen_thousand_allocations_in_a_second() -> None:
-    before = time.perf_counter()
+    before = time.process_time()
     prospects = outlook([8] * 16_384, MeshConstraints.of(tp=4), global_batch=65_536, micro_batch=1)
     assert len(prospects) == 16_384
-    assert time.perf_counter() - before < 1.0
+    assert time.process_time() - before < 1.0
