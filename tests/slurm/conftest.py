@@ -12,7 +12,7 @@ from slurm_resilience.errors import SandboxError
 from slurm_resilience.sandbox import Sandbox
 
 HERE = Path(__file__).parent
-NAME = "test"
+NAME = os.environ.get("SLURM_RESILIENCE_TEST_SANDBOX", "test")  # two people testing on one machine need two
 KEEP = "SLURM_RESILIENCE_KEEP_SANDBOX"  # leave the sandbox up for a look after the tests
 
 
