@@ -91,6 +91,8 @@ def _up(args: argparse.Namespace) -> int:
     print(f"sandbox {args.name}: {args.nodes} nodes up after {time.monotonic() - started:.1f} s")
     suffix = "" if args.name == "default" else f" --name {args.name}"
     print(f"  slurm-resilience sandbox exec{suffix} -- sinfo\n  logs in {sandbox.layout.log}")
+    for warning in sandbox.warnings():
+        print(f"  warning: {warning}", file=sys.stderr)
     return ExitCode.OK
 
 

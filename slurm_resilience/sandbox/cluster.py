@@ -183,7 +183,7 @@ class Sandbox:
             environment = node.login_environment(self.layout, user, env)
         except KeyError:
             raise ConfigError(f"There is no user {user!r} on this machine", remedy=f"useradd --create-home {user}") from None
-        folders = [os.fspath(cwd) if cwd is not None else os.getcwd(), environment["HOME"]]
+        folders = [os.fspath(cwd) if cwd is not None else _here(), environment["HOME"]]
         return node.command(target, argv, user=user, environment=environment, cwd=folders, new_session=new_session)
 
     def slurm(
@@ -256,6 +256,16 @@ class Sandbox:
         found = [fields(line) for line in result.stdout.splitlines()]
         return {node["NodeName"]: node["State"] for node in found if "NodeName" in node}
 
+    def warnings(self) -> list[str]:
+        """What will surprise: the user cannot run this interpreter, or this package in it."""
+        program = [sys.executable, "-c", "import slurm_resilience.errors"]
+        tried = self.exec(program, cwd="/", timeout=60)
+        if tried.returncode == 0:
+            return []
+        said = " ".join(tried.stderr.split()[-12:])
+        remedy = "Keep the environment and the checkout in folders that everybody can read; /root is none."
+        return [f"{USER} cannot run slurm_resilience with {sys.executable} ({said}). {remedy}"]
+
     def status(self) -> dict[str, Any]:
         """Everything that `sandbox status --json` prints."""
         current = self.state()
@@ -284,6 +294,13 @@ class Sandbox:
             "disks": list(current.disks),
             "logs": {path.stem: str(path) for path in sorted(layout.log.glob("*.log")) if path.stat().st_size},
         }  # fmt: skip
+
+
+def _here() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # somebody removed it under our feet
+        return "/"
 
 
 def _expected(cluster: Cluster) -> Iterable[str]:

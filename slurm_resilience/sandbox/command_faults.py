@@ -7,7 +7,6 @@ import pwd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurm_resilience._atomic import write_atomic
 from slurm_resilience.errors import ConfigError, SandboxError, nearest
 from slurm_resilience.sandbox import configuration, disks, lifecycle, node, packages
 from slurm_resilience.sandbox.layout import CONTROL, Layout
@@ -51,7 +50,7 @@ def _hosts(state: State) -> list[HostState]:
 def _break_on(layout: Layout, host: HostState, command: str, how: str) -> None:
     wrapper = layout.wrappers / how
     if not wrapper.exists():
-        write_atomic(wrapper, configuration.wrapper_script(how), mode=0o755, durable=False)
+        node.put(wrapper, configuration.wrapper_script(how), mode=0o755)
     node.change_mounts(host, [("bind", str(wrapper), os.path.realpath(packages.path_of(command)))])
 
 

@@ -51,7 +51,7 @@ def create(layout: Layout, path: Path, size: int, uid: int, gid: int) -> None:
     """Mount a small disk at ``path``, an empty or missing folder, for a user.  Other hosts get it by :func:`copy_of`."""
     from slurm_resilience.sandbox import kernel
 
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(parents=True, exist_ok=True, mode=0o755)
     if any(path.iterdir()):
         raise SandboxError(
             f"{path} is not empty, and a disk mounted there would hide what is in it",

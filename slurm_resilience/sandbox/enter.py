@@ -72,6 +72,7 @@ def _mount_operation(operation: list[str]) -> None:
 def _run(spec: dict[str, Any], parent_alive: int, failing: int) -> NoReturn:
     code = 126
     try:
+        os.umask(0o022)
         if spec["detach"]:
             os.setsid()
             source = os.open("/dev/null", os.O_RDONLY)
@@ -90,7 +91,6 @@ def _run(spec: dict[str, Any], parent_alive: int, failing: int) -> NoReturn:
             if _readable(parent_alive):
                 os._exit(code)
         kernel.default_signals()
-        os.umask(0o022)
         for folder in spec["cwd"]:
             try:
                 os.chdir(folder)

@@ -145,9 +145,9 @@ def heal(sandbox: Sandbox) -> None:
     """Undo every fault: daemons, commands, disks, nodes, jobs, drains, in this order."""
     service_faults.heal(sandbox)
     command_faults.heal(sandbox)
-    node_faults.switch_all_on(sandbox)
+    booted = node_faults.switch_all_on(sandbox)
     job_faults.cancel_all(sandbox)
-    node_faults.return_all(sandbox)
+    node_faults.return_all(sandbox, booted)
 
 
 # --- the command line ---

@@ -28,16 +28,17 @@ def mount_point() -> Path | None:
 
 
 def group_of(layout: Layout, host: str) -> Path | None:
-    """The host's cgroup, made when missing; None where the kernel gives us none."""
+    """The cgroup for a host that is about to boot, made when missing, not frozen; None where the kernel gives us none."""
     base = mount_point()
     if base is None:
         return None
     path = base / f"{PREFIX}-{layout.name}" / host
     try:
         path.mkdir(parents=True, exist_ok=True)
+        (path / "cgroup.freeze").write_text("0", encoding="ascii")  # the host may have lost its power while it was frozen
     except OSError:
         return None
-    return path if (path / "cgroup.freeze").exists() else None
+    return path
 
 
 def remove(layout: Layout) -> None:

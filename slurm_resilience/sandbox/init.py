@@ -52,6 +52,7 @@ def boot(spec: dict[str, Any]) -> int:
 def _become_init(spec: dict[str, Any], ready: int) -> NoReturn:
     try:
         os.setsid()
+        os.umask(0o022)
         _redirect(spec["log"])
         kernel.set_process_name("sandbox-init")
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_SLAVE)
@@ -59,7 +60,6 @@ def _become_init(spec: dict[str, Any], ready: int) -> NoReturn:
             kernel.mount(*entry)
         socket.sethostname(spec["host"])
         os.chdir("/")
-        os.umask(0o022)
         signal.pthread_sigmask(signal.SIG_BLOCK, _CHILDREN_ONLY)
         if spec["command"]:
             _start(spec["command"], spec["environment"])

@@ -11,12 +11,12 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_resilience._atomic import write_atomic
 from slurm_resilience._clock import boot_id
 from slurm_resilience.errors import SandboxError
 from slurm_resilience.sandbox import configuration, disks, freezer, network, node, packages, processes, services
 from slurm_resilience.sandbox.configuration import Cluster
 from slurm_resilience.sandbox.layout import CONTROL, LOGIN, Layout, hosts_text
+from slurm_resilience.sandbox.node import put
 from slurm_resilience.sandbox.state import State, load
 
 _OPEN = 0o755
@@ -105,8 +105,8 @@ def _prepare(layout: Layout, cluster: Cluster) -> None:
         (layout.spool / name).mkdir(mode=0o755)
     for index in range(configuration.GPUS_PER_NODE):
         _pretend_device(layout.devices / f"gpu{index}")
-    write_atomic(layout.hosts_file, hosts_text(cluster.names), durable=False)
-    write_atomic(layout.resolv_conf, "# nobody answers here; names are in /etc/hosts\n", durable=False)
+    put(layout.hosts_file, hosts_text(cluster.names))
+    put(layout.resolv_conf, "# nobody answers here; names are in /etc/hosts\n")
     write_configuration(layout, cluster)
     services.prepare_munge(layout)
     if cluster.accounting:
@@ -115,10 +115,10 @@ def _prepare(layout: Layout, cluster: Cluster) -> None:
 
 def write_configuration(layout: Layout, cluster: Cluster) -> None:
     """The files that depend on settings."""
-    write_atomic(layout.slurm_conf, configuration.slurm_conf(layout, cluster), durable=False)
-    write_atomic(layout.etc / "gres.conf", configuration.gres_conf(layout), durable=False)
+    put(layout.slurm_conf, configuration.slurm_conf(layout, cluster))
+    put(layout.etc / "gres.conf", configuration.gres_conf(layout))
     for kind in ("prolog", "epilog"):
-        write_atomic(layout.etc / kind, configuration.hook_script(layout, kind), mode=0o755, durable=False)
+        put(layout.etc / kind, configuration.hook_script(layout, kind), mode=0o755)
 
 
 def _pretend_device(path: Path) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import slurm_resilience
+from slurm_resilience._atomic import write_atomic
 from slurm_resilience.errors import SandboxError
 from slurm_resilience.sandbox import freezer, packages
 from slurm_resilience.sandbox.layout import CONTROL, LOGIN, Layout
@@ -20,6 +21,7 @@ from slurm_resilience.sandbox.processes import Process
 from slurm_resilience.sandbox.state import HostState
 
 TAG = "SLURM_RESILIENCE_SANDBOX"  # in the environment of every init and daemon: how a crash's leftovers are found
+_PATIENCE_S = 60.0
 _PACKAGE_ROOT = str(Path(slurm_resilience.__file__).resolve().parent.parent)
 
 
@@ -27,6 +29,12 @@ def _program(module: str) -> list[str]:
     """A Python that starts fast and sees the standard library and this package only."""
     code = f"import sys; sys.path.insert(0, {_PACKAGE_ROOT!r}); from slurm_resilience.sandbox.{module} import main; main()"
     return [sys.executable, "-I", "-S", "-c", code]
+
+
+def put(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """A file with this mode, whatever the umask of root's shell: the sandbox's users must be able to read it."""
+    write_atomic(path, text, mode=mode, durable=False)
+    os.chmod(path, mode)
 
 
 def boot(
@@ -39,7 +47,7 @@ def boot(
     """Switch the host on.  Every boot has its own boot id and boot time, unless it shall be ``like`` an earlier one."""
     boot_id = like.boot_id if like else str(uuid.uuid4())
     boot_file = layout.boots / host
-    boot_file.write_text(boot_id + "\n", encoding="ascii")
+    put(boot_file, boot_id + "\n")
     is_node = host not in (CONTROL, LOGIN)
     offset = like.clock_offset_s if like else (_clock_offset() if is_node else None)
     group = freezer.group_of(layout, host)
@@ -65,15 +73,13 @@ def boot(
         "command": slurmd,
         "environment": environment,
     }
-    result = subprocess.run(
-        [*_program("init"), json.dumps(spec)],
-        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=30,
-    )  # fmt: skip
+    result = _run([*_program("init"), json.dumps(spec)], f"The start of {host}", environment=environment)
     if result.returncode != 0:
         raise SandboxError(
-            f"The host {host} does not start", evidence=result.stderr.strip(),
+            f"The host {host} does not start",
+            evidence=result.stderr.strip(),
             remedy="namespaces of every kind are needed (Linux 5.8 or newer); a container must run with --privileged",
-        )  # fmt: skip
+        )
     init = Process.of(int(result.stdout))
     return HostState(
         name=host, pid=init.pid, start=init.start, boot_id=boot_id, booted_at=like.booted_at if like else time.time(),
@@ -111,17 +117,36 @@ def command(
     """
     spec = {
         "host": host.name, "pid": host.pid, "start": host.start, "own_clock": host.clock_offset_s is not None,
-        "cgroup": host.cgroup, "user": user, "environment": dict(environment), "cwd": list(cwd), "argv": list(argv),
+        "cgroup": host.cgroup if argv else None,  # who only changes mounts must not freeze with the host
+        "user": user, "environment": dict(environment), "cwd": list(cwd), "argv": list(argv),
         "detach": detach, "new_session": new_session, "mount_operations": [list(item) for item in mount_operations],
     }  # fmt: skip
     return [*_program("enter"), json.dumps(spec)]
+
+
+def _run(
+    line: Sequence[str], what: str, *, environment: Mapping[str, str] | None = None, pass_fds: Sequence[int] = ()
+) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            line,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_PATIENCE_S,
+            pass_fds=pass_fds,
+        )
+    except subprocess.TimeoutExpired:
+        raise SandboxError(f"{what} does not end", evidence=f"it was killed after {_PATIENCE_S:g} s") from None
 
 
 def start_daemon(layout: Layout, host: HostState, argv: Sequence[str], *, user: str = "root", log: str) -> Process:
     """Start a daemon on the host; back when it has been executed (not: when it is ready)."""
     environment = {TAG: layout.name, "PATH": packages.PATH, "SLURM_CONF": str(layout.slurm_conf), "LC_ALL": "C.UTF-8"}
     line = command(host, argv, user=user, environment=environment, detach=str(layout.log_of(log)))
-    result = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=30)
+    result = _run(line, f"The start of {argv[0]} on {host.name}")
     if result.returncode != 0:
         raise SandboxError(f"{argv[0]} does not start on {host.name}", evidence=result.stderr.strip())
     return Process.of(int(result.stdout))
@@ -130,7 +155,7 @@ def start_daemon(layout: Layout, host: HostState, argv: Sequence[str], *, user: 
 def change_mounts(host: HostState, operations: Sequence[Sequence[str]], *, pass_fds: Sequence[int] = ()) -> None:
     """Do mount operations (see enter.py) in the host's own mount namespace."""
     line = command(host, [], user="root", environment={}, mount_operations=operations)
-    result = subprocess.run(line, capture_output=True, text=True, check=False, timeout=30, pass_fds=pass_fds)
+    result = _run(line, f"A change of the mounts of {host.name}", pass_fds=pass_fds)
     if result.returncode != 0:
         raise SandboxError(f"The mounts of {host.name} cannot be changed", evidence=result.stderr.strip())
 

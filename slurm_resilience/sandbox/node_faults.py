@@ -238,27 +238,35 @@ def _fail_hook(sandbox: Sandbox, kind: str, names: list[str], off: bool) -> dict
     return {"off": off} if off else {}
 
 
-def switch_all_on(sandbox: Sandbox) -> None:
-    """Every node is on, plugged in, running, with a slurmd; no Prolog or Epilog fails."""
+def switch_all_on(sandbox: Sandbox) -> list[str]:
+    """Every node is on, plugged in, running, with a slurmd that slurmctld has heard of; no Prolog or Epilog fails.
+
+    Returns the nodes that booted just now: no process of any job is left on them.
+    """
     for flag in sandbox.layout.flags.iterdir():
         flag.unlink()
     with changing(sandbox) as state:
-        for name in state.cluster.names:
-            host = state.hosts[name]
-            if not host.alive():
-                state.hosts[name] = host = node.boot(sandbox.layout, name, private_tmp=state.cluster.private_tmp)
-            else:
-                if host.frozen:
-                    _thaw(host)
-                if not _slurmds(host):
-                    _start_slurmd(sandbox, host)
-            network.set_link(sandbox.layout, name, up=True)
+        hosts = [state.hosts[name] for name in state.cluster.names]
+        for host in hosts:
+            if host.alive() and host.frozen:
+                _thaw(host)
+            network.set_link(sandbox.layout, host.name, up=True)
             host.cut = False
+        booted = [host.name for host in hosts if not host.alive()]
+        without = [host for host in hosts if not host.alive() or not _slurmds(host)]
+        since = _next_second() if without else 0.0
+        for host in without:
+            if host.alive():
+                _start_slurmd(sandbox, host)
+            else:
+                state.hosts[host.name] = node.boot(sandbox.layout, host.name, private_tmp=state.cluster.private_tmp)
+    _wait_in_touch(sandbox, [host.name for host in without], since)
+    return booted
 
 
-def return_all(sandbox: Sandbox) -> None:
+def return_all(sandbox: Sandbox, booted: list[str]) -> None:
     """Every node is idle and in service, with nothing left on it of the jobs that were there."""
-    stuck_since: dict[str, float] = {}
+    stuck_since = dict.fromkeys(booted, 0.0)  # what still completes on a fresh node completes never
     deadline = time.monotonic() + _NODE_BACK_WITHIN_S * 2
     while True:
         states = sandbox.node_states()
@@ -277,7 +285,7 @@ def _push(sandbox: Sandbox, name: str, word: str, stuck_since: dict[str, float])
     if "COMPLETING" not in word:
         stuck_since.pop(name, None)
     elif time.monotonic() - stuck_since.setdefault(name, time.monotonic()) > _STUCK_AFTER_S:
-        # the node rebooted meanwhile, and slurmctld will ask it about the dead job only a minute from now
+        # slurmctld asks again about a job whose node was away only after a minute or more
         sandbox.slurm(["scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=sandbox: heal"], check=False)
         stuck_since.pop(name)
     if any(bad in word for bad in ("DRAIN", "DOWN", "FAIL")) and "COMPLETING" not in word:
