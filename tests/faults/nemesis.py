@@ -17,8 +17,6 @@ from slurm_resilience.sandbox.processes import Process
 from tests.faults import cast
 from tests.faults.history import Fired, read_lines
 
-KINDS = ("rank", "launcher", "agent", "supervisor")
-
 
 @dataclass(frozen=True)
 class Fault:
@@ -69,18 +67,23 @@ class Nemesis:
 
     def fire(self, fault: Fault, *, within_s: float, say: Callable[[], str] = str) -> Fired:
         """Wait for the moment of ``fault``, kill, and return the proof."""
-        wait_for(f"step {fault.step}", lambda: newest_step(self.run_dir) >= fault.step, within_s, say=say)
-        due = time.monotonic() + fault.delay_s
-        while time.monotonic() < due:
-            time.sleep(0.002)
+        self.wait_for_moment(fault, within_s, say)
         node, target = self.aim(fault)
         assert target.alive(), f"{fault.kind} {target} was dead before the fault"
         at = time.time()
         assert target.send(signal.SIGKILL), f"{fault.kind} {target} could not be killed"
         wait_for(f"the death of {fault.kind} {target.pid}", lambda: not target.alive(), 10)
+        return self.remember(fault, node, target.pid, at)
+
+    def wait_for_moment(self, fault: Fault, within_s: float, say: Callable[[], str]) -> None:
+        wait_for(f"step {fault.step}", lambda: newest_step(self.run_dir) >= fault.step, within_s, say=say)
+        due = time.monotonic() + fault.delay_s
+        while time.monotonic() < due:
+            time.sleep(0.002)
+
+    def remember(self, fault: Fault, node: str, pid: int, at: float) -> Fired:
         moment = f"{fault.delay_s * 1000:.0f} ms after step {fault.step}"
-        here = node == self.batch_host
-        done = Fired(fault.kind, node, target.pid, at, newest_step(self.run_dir), moment, here)
+        done = Fired(fault.kind, node, pid, at, newest_step(self.run_dir), moment, node == self.batch_host)
         self.fired.append(done)
         return done
 

@@ -1,0 +1,111 @@
+"""kill -9 of everybody on a real Slurm, on the batch host and off it, at seeded moments; the whole history is judged.
+
+One job takes all faults of a seed, one after the other.  The normal run has one of each; the long one ten and more.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from slurm_resilience.sandbox import Sandbox
+from tests.faults.checker import check
+from tests.faults.nemesis import Fault, Fired, Nemesis, draw, newest_step, wait_for
+from tests.faults.trial import EVERY_STEPS, KEEP_LAST, ROOT, events_of, torment
+
+EVERYBODY = [(kind, here) for kind in ("rank", "launcher", "agent") for here in (True, False)]
+EVERYBODY += [("supervisor", True), ("slurmctld", False)]
+SPACING = 12
+
+
+class SlurmRun:
+    """A job of alice's, submitted by one call of submit_resilient."""
+
+    def __init__(self, sandbox: Sandbox, folder: Path, total_steps: int) -> None:
+        self.sandbox = sandbox
+        words = [
+            sys.executable, os.fspath(ROOT / "examples" / "gpt" / "submit.py"), "--folder", os.fspath(folder), "--nodes", "2-4",
+            "--steps", str(total_steps), "--checkpoint-every", str(EVERY_STEPS), "--sleep", "0.05",
+        ]  # fmt: skip
+        said = sandbox.exec(words, check=True).stdout
+        match = re.search(r"^job (\d+) in (.+)$", said, re.MULTILINE)
+        assert match, said
+        self.job, self.run_dir = match[1], Path(match[2])
+
+    def running(self) -> dict[str, str]:
+        return self.sandbox.wait_for(self._if_running, 60, what=f"The start of job {self.job}")
+
+    def _if_running(self) -> dict[str, str]:
+        job = self.sandbox.job(self.job)
+        return job if job.get("JobState") == "RUNNING" else {}
+
+    def ended(self) -> bool:
+        return self.sandbox.job_state(self.job) not in ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED")
+
+    def restarts(self) -> int:
+        return int(self.sandbox.job(self.job)["Restarts"])
+
+    def say(self) -> str:
+        log = self.run_dir / "logs" / "supervisor.log"
+        return "\n" + "\n".join(log.read_text(errors="replace").splitlines()[-25:]) if log.exists() else ""
+
+
+class SlurmNemesis(Nemesis):
+    """Also kills slurmctld, and wants training to go on while it is dead."""
+
+    def __init__(self, run: SlurmRun, batch_host: str) -> None:
+        super().__init__(run.run_dir, batch_host)
+        self._run = run
+
+    def fire(self, fault: Fault, *, within_s: float, say: Callable[[], str] = str) -> Fired:
+        if fault.kind != "slurmctld":
+            return super().fire(fault, within_s=within_s, say=say)
+        self.wait_for_moment(fault, within_s, say)
+        at, step = time.time(), newest_step(self.run_dir)
+        killed = self._run.sandbox.fault("kill-controller")
+        wait_for("training without slurmctld", lambda: newest_step(self.run_dir) >= step + 3, within_s, say=say)
+        self._run.sandbox.fault("restart-controller")
+        return self.remember(fault, "ctl", killed["pid"], at)
+
+
+@pytest.mark.parametrize("seed", [11, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(12, 21))])
+@pytest.mark.timeout(1200)
+def test_kill_everybody(seed: int, sandbox: Sandbox, shared: Path) -> None:
+    faults = draw(seed, EVERYBODY, first_step=7, spacing=SPACING)
+    total = faults[-1].step + SPACING
+    run = SlurmRun(sandbox, shared, total)
+    nemesis = SlurmNemesis(run, run.running()["BatchHost"])
+    history = torment(run.run_dir, faults, nemesis, ended=run.ended, say=run.say)
+    assert sandbox.job_state(run.job) == "COMPLETED", run.say()
+    assert run.restarts() == 0, "a kill inside the allocation must not cost a requeue"
+    assert sorted((fault.kind, fault.on_batch_host) for fault in history.faults) == sorted(EVERYBODY)
+    assert check(history, total_steps=total, keep_last=KEEP_LAST) == []
+
+
+@pytest.mark.timeout(600)
+def test_power_off_costs_seconds_and_no_requeue(sandbox: Sandbox, shared: Path) -> None:
+    """SlurmdTimeout is at its default of 300 s: nobody but us can have noticed in time."""
+    total = 40
+    run = SlurmRun(sandbox, shared, total)
+    batch_host = run.running()["BatchHost"]
+    victim = next(node for node in reversed(sandbox.nodes) if node != batch_host)
+
+    class PowerOff(Nemesis):
+        def fire(self, fault: Fault, *, within_s: float, say: Callable[[], str] = str) -> Fired:
+            self.wait_for_moment(fault, within_s, say)
+            happened = sandbox.fault("power-off", victim)
+            return self.remember(fault, victim, 0, float(happened["at"]) - float(happened["took_s"]))
+
+    nemesis = PowerOff(run.run_dir, batch_host)
+    history = torment(run.run_dir, [Fault("node", False, 12, 0.1, 0)], nemesis, ended=run.ended, say=run.say)
+    off = history.faults[0].t
+    assert run.restarts() == 0
+    back = min(float(event["t"]) for event in events_of(run.run_dir, "first_step") if float(event["t"]) > off)
+    assert back - off < 30, f"{back - off:.1f} s from power-off to the first resumed step"
+    assert check(history, total_steps=total, keep_last=KEEP_LAST) == []
