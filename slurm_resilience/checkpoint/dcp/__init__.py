@@ -15,7 +15,13 @@ if TYPE_CHECKING:
 
 __all__ = ["BackgroundSaver", "LoadResult", "load", "load_latest", "save"]
 
-_HOME = {"BackgroundSaver": "background", "LoadResult": "loading", "load": "loading", "load_latest": "loading", "save": "saving"}
+_HOME = {
+    "BackgroundSaver": "background",
+    "LoadResult": "loading",
+    "load": "loading",
+    "load_latest": "loading",
+    "save": "saving",
+}
 
 
 def __getattr__(name: str) -> Any:
