@@ -59,6 +59,18 @@ def test_ranks_live_through_a_supervisor_that_is_replaced_in_time(tmp_path: Path
         stage.until(lambda: again.of(m.Exit, rank=1, done=True))
 
 
+def test_an_exit_that_the_last_supervisor_may_not_have_written_down_comes_again(tmp_path: Path) -> None:
+    with Stage(tmp_path) as stage:
+        stage.script("raise SystemExit(3)")
+        peer = stage.join()
+        stage.launch(peer, 1)
+        (first,) = stage.until(lambda: peer.of(m.Exit))
+        stage.hang_up()
+        stage.listen()
+        again = stage.until(lambda: stage.peer(after=peer))
+        assert stage.until(lambda: again.of(m.Exit)) == [first]
+
+
 def test_facts_are_kept_while_there_is_no_supervisor(tmp_path: Path) -> None:
     with Stage(tmp_path) as stage:
         stage.script(PAGED)

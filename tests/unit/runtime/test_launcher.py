@@ -19,11 +19,11 @@ SAY = "import sys; print(*[name for name in ('slow', 'thready', 'colorsys', 'wav
 
 
 def modules(folder: Path, **sources: str) -> str:
-    """Write modules and return the PYTHONPATH for them (which cannot hold an odd name's colon-free path twice)."""
+    """Write modules and return the PYTHONPATH for them."""
     folder.mkdir(exist_ok=True)
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
-    return str(folder)
+    return os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 
 def result(stage: Stage, peer: Peer, attempt: int, rank: int = 0) -> tuple[bool, str, list[str]]:

@@ -21,6 +21,8 @@ from slurm_resilience.runtime.local_ranks import tail
 from slurm_resilience.runtime.loop import Loop
 from slurm_resilience.runtime.node_folder import NodeFolder
 from slurm_resilience.runtime.preload import ImportWatch, read_learned, write_learned
+from slurm_resilience.runtime.processes import descendants
+from slurm_resilience.runtime.stopping import Stop
 from slurm_resilience.runtime.uplink import Uplink
 
 
@@ -93,6 +95,41 @@ def test_a_holder_that_cannot_be_ended_is_an_error_with_a_sentence(base: Path) -
     os.ftruncate(folder._lock, 0)
     with pytest.raises(LaunchError, match="does not let go"):
         NodeFolder("run", "node", base=base, patience_s=0.2)
+
+
+def test_a_stop_is_not_proven_while_something_lives() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    spare = {process.pid for process in descendants(os.getpid())} - {child.pid}
+    stop = Stop(3, "kill", grace_s=0.5)
+    began = time.monotonic()
+    while not stop.tick(spare):
+        assert (child.poll() is None) or time.monotonic() - began >= 0.5
+        assert stop.complaint() == ""
+        time.sleep(0.01)
+    assert child.wait() == -signal.SIGKILL
+    assert stop.killed == {child.pid}
+    assert bystander.poll() is None
+    bystander.kill()
+    bystander.wait()
+
+
+def test_a_stop_complains_of_what_will_not_die(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_resilience.runtime.stopping._SAY_AFTER_S", 0.1)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    others = {process.pid for process in descendants(os.getpid())} - {child.pid}
+    stop = Stop(3, "kill", grace_s=0.0)
+    stop._kill_at += 60  # it lives, as a process in state D would
+    while not (said := stop.complaint()):
+        assert not stop.tick(others)
+        time.sleep(0.01)
+    assert f"{child.pid} (state " in said
+    assert stop.complaint() == ""
+    stop.hurry(4, "silence", 0.0)
+    while not stop.tick(others):
+        time.sleep(0.01)
+    assert (stop.attempt, stop.why) == (4, "silence")
+    child.wait()
 
 
 def test_work_aside_never_holds_the_loop_up() -> None:

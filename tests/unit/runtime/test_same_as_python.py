@@ -16,7 +16,7 @@ WHO_AM_I = """
 'the docstring'
 import sys, os
 print(__name__, repr(__file__), __spec__ and __spec__.name, __package__, __doc__, type(__loader__).__name__)
-print(sys.argv, sys.orig_argv[1:], repr(sys.path[0]), os.getcwd(), sorted(k for k in globals() if k.startswith('__')))
+print(sys.argv, sys.orig_argv[1:], sys.path, os.getcwd(), sorted(k for k in globals() if k.startswith('__')))
 print(sys.modules['__main__'].__dict__ is globals(), sys.stdout.line_buffering, sys.stdout.encoding, sys.stdin.read())
 print('launcher' in sys.modules, [name for name in os.environ if name in ('RES_OPTIONS', 'OPENBLAS_NUM_THREADS')])
 import signal
@@ -31,7 +31,7 @@ PROGRAMS: dict[str, tuple[dict[str, str], list[str]]] = {
         {"sub/prog.py": WHO_AM_I + "import beside\n", "sub/beside.py": "print('beside')"},
         ["sub/prog.py", "-u"],
     ),
-    "script-like-one-of-ours": ({"prog.py": "import agent, wire", "agent.py": "print('mine')", "wire.py": ""}, ["prog.py"]),
+    "script-like-one-of-ours": ({"prog.py": "import agent\nimport launcher_link", "agent.py": "print('mine')"}, ["prog.py"]),
     "module": (
         {"pkg/__init__.py": "", "pkg/tool.py": WHO_AM_I + "from . import other\n", "pkg/other.py": "print(__name__)"},
         ["-m", "pkg.tool", "x"],
@@ -84,6 +84,7 @@ PROGRAMS: dict[str, tuple[dict[str, str], list[str]]] = {
          "p.start(); p.terminate(); p.join(); print(p.exitcode)"},
         ["prog.py"],
     ),
+    "folder-of-multiprocessing": ({"prog.py": "import multiprocessing.process as p; print(p.ORIGINAL_DIR)"}, ["prog.py"]),
     "child-terminate": (
         {"prog.py": "import subprocess\np = subprocess.Popen(['sleep', '60']); p.terminate(); print(p.wait())"},
         ["prog.py"],
@@ -163,7 +164,7 @@ def test_a_source_edited_between_two_attempts_runs_as_edited(ways: Ways, tmp_pat
 def test_forked_ranks_have_entropy_of_their_own(ways: Ways, tmp_path: Path) -> None:
     (tmp_path / "prog.py").write_text(
         "import random, multiprocessing.process as p, uuid\n"
-        "print(random.random(), p.current_process().authkey.hex(), uuid.uuid4(), p.ORIGINAL_DIR)"
+        "print(random.random(), p.current_process().authkey.hex(), uuid.uuid4())"
     )
     first, second = (ways.run("warm", [sys.executable, "prog.py"], tmp_path)[1].split() for _ in range(2))
     assert first[0] != second[0]
