@@ -107,9 +107,9 @@ def walk(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argp
 
 
 def options(parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.Action]]:
-    """What can stand on the line, without --help and the choice of a subcommand."""
+    """What can stand on the line, without --help, the choice of a subcommand, and sbatch's own."""
     for action in parser._actions:
-        if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)):
+        if isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)) or action.help is argparse.SUPPRESS:
             continue
         metavar = action.metavar or (None if action.option_strings else action.dest)
         if isinstance(metavar, tuple):
@@ -132,9 +132,8 @@ def cli_page() -> Iterator[str]:
         for spelled, action in options(parser):
             # argparse fills %(default)s and the like when it prints, and needs a terminal's width for the rest
             shown = (action.help or "") % {"default": action.default, "prog": parser.prog, "dest": action.dest}
-            rows.append(
-                [f"`{spelled}`", shown, "" if action.default in (None, False, argparse.SUPPRESS) else f"`{action.default}`"]
-            )
+            silent = action.default in (None, False, [], "", argparse.SUPPRESS)
+            rows.append([f"`{spelled}`", shown, "" if silent else f"`{action.default}`"])
         yield from table(["argument", "meaning", "default"], rows) if rows else ("No options.",)
 
 

@@ -10,10 +10,12 @@ import datetime
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slurm_resilience.config import ResilienceConfig
 from slurm_resilience.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from slurm_resilience.config import ResilienceConfig
 
 # sbatch's long options.  Source: `sbatch --help` of 22.05.8, and those added up to 25.11 according to its man page.
 _SBATCH_WORDS = """
@@ -175,6 +177,8 @@ def _comparable(name: str, value: Any) -> Any:
 
 
 def _unknown(key: str, own_names: Sequence[str]) -> str:
+    from slurm_resilience.config import ResilienceConfig  # late: it costs a tenth of a second, and --help needs none of it
+
     if key in ResilienceConfig.model_fields:
         return f"Unknown parameter {key!r}: it belongs into the configuration, config={{{key!r}: …}}"
     valid = {*SBATCH_OPTIONS, *_ALIASES, *(name.replace("_", "-") for name in (*_OURS, *own_names))}
