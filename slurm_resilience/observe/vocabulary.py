@@ -37,7 +37,7 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
     "attempt_adopted": Meaning("A restarted supervisor found the attempt alive and lets it go on.", ("nodes", "world")),
     "store_failed": Meaning("c10d's store could not be hosted for the ranks.", ("node", "detail")),
     "launched_cold": Meaning("A node's ranks were not forked but started anew.", ("node", "reason")),
-    "ranks_launched": Meaning("Every node has started its ranks.", ("world", "warm", "seconds")),
+    "ranks_launched": Meaning("Every node has started its ranks.", ("world", "warm", "seconds", "pids")),
     "rank_exited_early": Meaning("A rank ended with code 0 before its work was done.", ("node", "rank", "step")),
     "stop_deadline_passed": Meaning("Ranks did not end in the time that they had.", ("ended", "world")),
     "attempt_stopped": Meaning(

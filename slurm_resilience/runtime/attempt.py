@@ -54,6 +54,11 @@ class Attempt:
         return len(self.node_of)
 
     @property
+    def reached(self) -> int | None:
+        """The highest step that any rank completed; None before the first."""
+        return self.step if self.step >= 0 else None
+
+    @property
     def all_ended(self) -> bool:
         return len(self.exits) == self.world
 

@@ -185,6 +185,10 @@ class Fleet:
         """Lost nodes that the allocation still has."""
         return tuple(node.name for node in self.nodes.values() if node.lost_at is not None and not node.gone)
 
+    def failures(self) -> str:
+        """Why agents could not be started, "" when nothing is known."""
+        return "; ".join(f"{node.name}: {node.failure}" for node in self.nodes.values() if node.failure)
+
     def to_start(self, now: float) -> list[Node]:
         """Nodes that need an agent started now.  While what carried the last one is alive, its end is awaited first."""
         out = []

@@ -112,10 +112,11 @@ def _give_up(history: History, now: Situation, config: ResilienceConfig) -> Deci
 def _back_off(history: History, now: Situation) -> Decision | None:
     if now.fault in (None, Cause.NODE_LOST):
         return None
-    pause = _BACK_OFF_S[min(len(history.faults), len(_BACK_OFF_S) - 1)]
+    faults = sum(fault.cause != Cause.NODE_LOST for fault in history.faults)
+    pause = _BACK_OFF_S[min(faults, len(_BACK_OFF_S) - 1)]
     if now.idle_s >= pause:
         return None
-    return Decision("wait", f"{len(history.faults)} faults without progress: a pause of {pause:g} s before the next launch")
+    return Decision("wait", f"{faults} faults without progress: a pause of {pause:g} s before the next launch")
 
 
 def _with_whom(now: Situation, config: ResilienceConfig) -> Decision:

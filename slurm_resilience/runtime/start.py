@@ -17,9 +17,9 @@ from slurm_resilience.runtime.backend import Backend
 from slurm_resilience.runtime.backend_local import LocalBackend
 from slurm_resilience.runtime.backend_slurm import SlurmBackend
 from slurm_resilience.runtime.command import parse_python
-from slurm_resilience.runtime.coordinator import RunSpec
 from slurm_resilience.runtime.errands import Errands
 from slurm_resilience.runtime.run_folder import RunFolder
+from slurm_resilience.runtime.spec import RunSpec
 from slurm_resilience.runtime.supervisor import Supervisor
 from slurm_resilience.runtime.whereabouts import address_towards
 from slurm_resilience.slurm.client import CommandClient

@@ -23,12 +23,13 @@ from slurm_resilience.observe.events import EventWriter, read_events
 from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime.address import SupervisorAddress
 from slurm_resilience.runtime.backend import Backend
-from slurm_resilience.runtime.coordinator import Coordinator, RunSpec
+from slurm_resilience.runtime.coordinator import Coordinator
 from slurm_resilience.runtime.errands import Errands
 from slurm_resilience.runtime.history import History
 from slurm_resilience.runtime.messages import BEAT_EVERY_S, WIRE_VERSION, Beat, Garbage, Hello, Ping, Quit, Welcome, WireError
 from slurm_resilience.runtime.run_folder import RunFolder
 from slurm_resilience.runtime.scribe import Scribe
+from slurm_resilience.runtime.spec import RunSpec
 from slurm_resilience.runtime.wire import Connection
 
 _TICK_S = 0.1

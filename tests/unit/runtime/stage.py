@@ -13,8 +13,9 @@ from slurm_resilience.config import ResilienceConfig
 from slurm_resilience.errors import Cause
 from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime import messages as m
-from slurm_resilience.runtime.coordinator import Coordinator, RunSpec, State
+from slurm_resilience.runtime.coordinator import Coordinator, State
 from slurm_resilience.runtime.history import History
+from slurm_resilience.runtime.spec import RunSpec
 from slurm_resilience.slurm.cause import Verdict
 from slurm_resilience.slurm.records import JobRecord
 from slurm_resilience.slurm.timeleft import Deadline
@@ -62,9 +63,9 @@ class Agent:
 def job_record(**changes: Any) -> JobRecord:
     """A running job of four nodes, as scontrol prints it, with changes by scontrol's names."""
     fields = {
-        "JobId": "7", "JobName": "train", "UserId": "alice(1000)", "GroupId": "alice(1000)", "JobState": "RUNNING", "Reason": "None",
-        "Requeue": "1", "Restarts": "0", "NodeList": "n[1-4]", "BatchHost": "n1", "NumNodes": "4", "Partition": "low",
-        **changes,
+        "JobId": "7", "JobName": "train", "UserId": "alice(1000)", "GroupId": "alice(1000)", "JobState": "RUNNING",
+        "Reason": "None", "Requeue": "1", "Restarts": "0", "NodeList": "n[1-4]", "BatchHost": "n1", "NumNodes": "4",
+        "Partition": "low", **changes,
     }  # fmt: skip
     return JobRecord.parse(" ".join(f"{key}={value}" for key, value in fields.items()))
 
@@ -74,7 +75,7 @@ class Stage:
 
     def __init__(
         self,
-        nodes: int = 4,
+        count: int = 4,
         *,
         history: History | None = None,
         attempt: int = 0,
@@ -84,8 +85,8 @@ class Stage:
         **config: Any,
     ) -> None:
         self.clock = Clock()
-        self.config = ResilienceConfig.build({"nodes": (1, nodes), **config})
-        self.names = tuple(f"n{number}" for number in range(1, nodes + 1))
+        self.config = ResilienceConfig.build({"nodes": (1, count), **config})
+        self.names = tuple(f"n{number}" for number in range(1, count + 1))
         values = {"job_id": "7", "restart": 0, "has_slurm": has_slurm, "can_requeue": has_slurm, **(spec or {})}
         self.spec = RunSpec(("python", "t.py"), "/w", {}, "/r/checkpoints", {}, **values)
         self.coordinator = Coordinator(
@@ -108,9 +109,10 @@ class Stage:
         self.write_attempts = True
         self.auto_start = True
         self.startable: Callable[[str], bool] = lambda node: True
-        self.verdict = lambda: Verdict(Cause.UNKNOWN, False, Deadline(self.clock.wall + 26, self.clock.wall + 28, ""), "", True, job_record())
+        self.verdict: Callable[[], Verdict] = lambda: self._verdict(Cause.UNKNOWN)
         self.slurm_answers = True
         self.requeue_ok = True
+        self.deaf_to_quit: set[str] = set()
         self._conns = 0
         self._pids = 100
         self._todo: list[i.Input] = []
@@ -140,7 +142,9 @@ class Stage:
         """Let time pass until the coordinator is in ``state``; how long that took."""
         began = self.clock.mono
         while self.coordinator.state is not state:
-            assert self.clock.mono - began < within_s, f"still {self.coordinator.state} after {within_s} s: {self.names_of_events()[-12:]}"
+            assert self.clock.mono - began < within_s, (
+                f"still {self.coordinator.state} after {within_s} s: {self.names_of_events()[-12:]}"
+            )
             self.pass_(STEP_S)
         return round(self.clock.mono - began, 3)
 
@@ -160,13 +164,23 @@ class Stage:
         self._conns += 1
         agent.conn, agent.mute = self._conns, False
         values: dict[str, Any] = {
-            "node": node, "pid": agent.pid, "boot_id": "b", "job_id": "7", "restart": self.spec.restart, "address": f"10.0.0.{node[1:]}",
-            "warm": agent.warm, "cold_reason": "", "attempt": agent.attempt if agent.ranks else 0, "ranks": list(agent.ranks), **hello,
+            "node": node, "pid": agent.pid, "boot_id": "b", "job_id": "7", "restart": self.spec.restart,
+            "address": f"10.0.0.{node[1:]}", "warm": agent.warm, "cold_reason": "",
+            "attempt": agent.attempt if agent.ranks else 0, "ranks": list(agent.ranks), **hello,
         }  # fmt: skip
         self.tell(i.Joined(agent.conn, m.Hello.build("secret", **values)))
         return agent
 
-    def kill_rank(self, node: str, *, code: int = -9, signal: str = "SIGKILL", done: bool = False, tail: tuple[str, ...] = (), rank: int | None = None) -> None:
+    def kill_rank(
+        self,
+        node: str,
+        *,
+        code: int = -9,
+        signal: str = "SIGKILL",
+        done: bool = False,
+        tail: tuple[str, ...] = (),
+        rank: int | None = None,
+    ) -> None:
         agent = self.agents[node]
         which = agent.ranks[0] if rank is None else rank
         agent.ranks.remove(which)
@@ -206,6 +220,22 @@ class Stage:
     def say(self, agent: Agent, message: m.Message) -> None:
         if agent.conn is not None and not agent.mute and agent.alive:
             self.tell(i.Heard(agent.conn, message))
+
+    def slurm_says(
+        self, cause: Cause, *, requeued: bool = False, known: bool = True, left_s: float = 20.0, **record: str
+    ) -> None:
+        """What Slurm answers from now on; ``record`` are fields of the job that differ from a running one."""
+        self.verdict = lambda: self._verdict(cause, requeued=requeued, known=known, left_s=left_s, **record)
+
+    def _verdict(
+        self, cause: Cause, *, requeued: bool = False, known: bool = True, left_s: float = 20.0, **record: str
+    ) -> Verdict:
+        limit = Deadline(self.clock.wall + left_s, self.clock.wall + left_s + 10, "")
+        return Verdict(cause, requeued, limit, "as Slurm says", known, job_record(**record) if known else None)
+
+    def warn(self, signal: str = "SIGTERM", node: str = "n2") -> None:
+        """An agent hears a signal of Slurm's."""
+        self.say(self.agents[node], m.Warned(signal, self.clock.wall))
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
@@ -297,7 +327,7 @@ class Stage:
                     self._todo.append(i.Heard(conn, m.Stopped(attempt, 1, 0.01, "kill")))
             case m.Order():
                 agent.orders.append(message)
-            case m.Quit():
+            case m.Quit() if agent.node not in self.deaf_to_quit:
                 agent.alive, agent.ranks, agent.conn = False, [], None
                 self._todo += [i.Parted(conn, "closed"), i.CarrierEnded(agent.node, 0, "")]
 

@@ -1,0 +1,26 @@
+"""What is run, and where it stands in Slurm; fixed for the life of a supervisor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """``requeue_nodes``: fewest and most nodes to ask for in the next allocation, None for what the job asked for.
+
+    ``settings``: the part of the configuration that ranks get.  ``restart``: Slurm's restart count.
+    """
+
+    argv: tuple[str, ...]
+    cwd: str
+    env: dict[str, Any]
+    checkpoints: str
+    settings: dict[str, Any]
+    job_id: str
+    restart: int
+    has_slurm: bool
+    can_requeue: bool
+    requeue_nodes: tuple[int, int] | None = None
+    kill_wait_s: float = 30.0
