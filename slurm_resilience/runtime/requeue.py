@@ -111,8 +111,8 @@ def requeue(
     order of suspicion; unknown names, and those without which too few nodes would be left, are dropped; what the user
     or the admin excluded stays.  ``dead`` nodes are taken out of the running job first, since a job that holds one hangs
     in COMPLETING for minutes.  ``start_in_s``: how long from now until every process of the job is surely gone and Slurm's
-    epilogs are through; chosen by what the site runs there when left out.  ``patience_s``: how long a controller that
-    does not answer is asked again.  Blocks for that long at most, plus one call for each step.
+    epilogs are through; left out, it is chosen by what that took before, or by what the site runs there.  ``patience_s``:
+    how long a controller that does not answer is asked again.  Blocks for that long at most, plus one call for each step.
 
     Leave at once when it returns "requeued", by ``os._exit``: the begin time may be two seconds away.
 
@@ -172,7 +172,7 @@ class _Recipe:
                 settings = self._try("show config", self.client.config) or {}
                 runs = self._try("sacct", lambda: self.client.history(self.job_id)) or []
                 start_in_s = begin_in_s(settings, runs)
-                wait_until = self._align() if start_in_s <= QUICK_S else 0.0
+            wait_until = self._align() if start_in_s <= QUICK_S else 0.0
             self._wish("mark", Comment=marked(record.comment, self.marker, self.clock.time()))
             self._into_the_queue(record, cause)
         except NoSuchJob as error:

@@ -132,7 +132,7 @@ def judge(
     if record.restarts > restart_count:
         if record.state is JobState.COMPLETING and not record.requeued:
             return Cause.CANCELLED, f"{seen}: requeued, and then ended before it started again"
-        return _why_requeued(record, seen, history, nodes or {})
+        return _why_requeued(record, restart_count, seen, history, nodes or {})
     if record.state is JobState.RUNNING:
         if record.preempt_at is not None:
             return Cause.PREEMPTION, f"{seen}, PreemptTime is set"
@@ -149,14 +149,14 @@ def judge(
 
 
 def _why_requeued(
-    record: JobRecord, seen: str, history: Collection[AccountingRecord], nodes: Mapping[str, NodeRecord]
+    record: JobRecord, restart_count: int, seen: str, history: Collection[AccountingRecord], nodes: Mapping[str, NodeRecord]
 ) -> tuple[Cause, str]:
     """After the requeue Slurm up to 22.05 shows the same record for every reason; others must tell."""
     if record.failed_node:
         return Cause.NODE_LOST, f"{seen}, FailedNode={record.failed_node}"
     closed = [entry for entry in history if entry.state.ended or entry.state is JobState.REQUEUED]
-    if len(closed) >= record.restarts:
-        last = closed[record.restarts - 1]
+    if 0 <= restart_count < len(closed):
+        last = closed[restart_count]
         if last.state in (JobState.PREEMPTED, JobState.NODE_FAIL):
             return _OF_STATE[last.state], f"{seen}, accounting has {last.state} for that run"
         if last.state is JobState.REQUEUED:
