@@ -50,9 +50,12 @@ class CheckpointIndex:
         Constant time: one small file, and one look at the newest entry's manifest.
         """
         following = self._read(self.next_path)
-        if following and self.present(following[0]):
-            return following
         head = self._read(self.head_path)
+        if following:
+            if not self.present(following[0]):
+                following = following[1:]  # its checkpoint never got its name; the rest is what the head said before
+            if following and self.present(following[0]) and (not head or following[0].order >= head[0].order):
+                return following
         if head and not self.present(head[0]):
             log.warning("checkpoint index %s names %s, which is not there: not believed", self.head_path, head[0].name)
             return None
@@ -163,6 +166,17 @@ class CheckpointIndex:
         except (KeyError, TypeError, ValueError) as error:
             log.warning("checkpoint index %s cannot be believed: %s", path, error)
             return None
+
+    def current(self, entry: Entry) -> Entry | None:
+        """The head's entry with the marks that its directory has now; None when it is gone or must not be used.
+
+        A few looks, and a read only where there is a mark: what was quarantined a moment ago is not resumed from because
+        the head was not told.
+        """
+        if not self.present(entry):
+            return None
+        now = marks.apply(entry, self.root / entry.name)
+        return now if now.usable else None
 
     def present(self, entry: Entry) -> bool:
         """Whether the entry's directory is there.  One look."""

@@ -29,9 +29,12 @@ def drop(directory: Path, mark: str) -> None:
 
 def get(directory: Path, mark: str) -> dict[str, Any] | None:
     """What a mark says, None where there is none.  A damaged mark still counts as set: it says so, and nothing else."""
+    path = directory / mark
+    if not path.exists():
+        return None
     try:
-        value = read_json(directory / mark)
-    except ValueError:
+        value = read_json(path)
+    except (ValueError, OSError):
         return {"damaged": True}
     return None if value is None else value if isinstance(value, dict) else {"damaged": True}
 

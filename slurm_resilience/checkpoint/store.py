@@ -131,8 +131,9 @@ class CheckpointStore:
         if head is None:
             head = self._repair()
         seen = set()
-        for entry in head:
-            if not entry.attempts and self.index.present(entry):
+        for known in head:
+            entry = self.index.current(known)
+            if entry is not None and not entry.attempts:
                 seen.add(entry.name)
                 yield entry
         rest = [entry for entry in self.index.walk() if entry.usable and entry.name not in seen]

@@ -281,3 +281,12 @@ def test_entries_of_newer_releases_are_read_as_far_as_known(tmp_path: Path) -> N
     assert Entry.from_json({**entry.to_json(), "colour": "blue"}) == entry
     with pytest.raises(ValueError, match="not a checkpoint entry"):
         Entry.from_json({"name": "x"})
+
+
+def test_what_was_quarantined_is_not_resumed_from_though_the_head_was_not_told(tmp_path: Path) -> None:
+    """The process that found it bad was killed between the mark and the head."""
+    store = opened(tmp_path)
+    good, bad = commit(store, 10), commit(store, 20)
+    marks.put(store.path(bad), marks.QUARANTINED, {"reason": "loss differs", "by": "verification"})
+    assert store.latest() == good
+    assert opened(tmp_path, attempt=2).latest() == good
