@@ -29,7 +29,7 @@ from slurm_resilience.runtime.planner import Placement, place
 from slurm_resilience.runtime.policy import Decision, Situation, decide, decide_warned
 from slurm_resilience.runtime.run_folder import RunStatus
 from slurm_resilience.runtime.spec import RunSpec
-from slurm_resilience.runtime.warnings import Warnings
+from slurm_resilience.runtime.warning_desk import WarningDesk
 from slurm_resilience.slurm.states import JobState
 
 # The loop ticks ten times a second; a longer gap than this means that we were stopped, swapped out or suspended.
@@ -88,7 +88,7 @@ class Coordinator:
         self._out = Outbox(clock, history, restart=spec.restart, attempt=attempt)
         now = self._out.now
         self.fleet = Fleet(nodes, now=now, lease_s=limits.node_silence_s, handshake_s=limits.handshake_s, held=attempt)
-        self.warnings = Warnings(self._out, spec, grace_s=limits.stop_grace_s)
+        self.warnings = WarningDesk(self._out, spec, grace_s=limits.stop_grace_s)
         self.state = State.GATHERING
         self.attempt: Attempt | None = None
         self.farewell: Farewell | None = None

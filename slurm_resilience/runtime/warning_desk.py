@@ -19,7 +19,7 @@ _LAST_CALL_S = 5.0
 _MARGIN_S = 4.0
 
 
-class Warnings:
+class WarningDesk:
     """``grace_s``: the most that ranks may take to save and end, whatever Slurm would allow."""
 
     def __init__(self, outbox: Outbox, spec: RunSpec, *, grace_s: float) -> None:
