@@ -163,7 +163,7 @@ class _Recipe:
         wait_until = 0.0
         try:
             record = self._must("show job", lambda: self.client.job(self.job_id))
-            cause, detail = judge(record, self.restart_count, now=self.clock.time(), partition=self._partition(record))
+            cause, detail = self._judge(record)
             refusal = self._refusal(record, cause, detail)
             if refusal:
                 return self._end("refused", refusal)
@@ -174,7 +174,7 @@ class _Recipe:
                 start_in_s = begin_in_s(settings, runs)
             wait_until = self._align() if start_in_s <= QUICK_S else 0.0
             self._wish("mark", Comment=marked(record.comment, self.marker, self.clock.time()))
-            self._into_the_queue(record, cause)
+            self._into_the_queue(record)
         except NoSuchJob as error:
             return self._give_up("refused", f"Slurm does not know the job any more ({error.evidence})")
         except JobFinished as error:
@@ -210,15 +210,16 @@ class _Recipe:
             return
         self._wish("shrink", NodeList=fold(left))
 
-    def _into_the_queue(self, record: JobRecord, cause: Cause) -> None:
+    def _into_the_queue(self, record: JobRecord) -> None:
         """Into the queue and held there.  Raises JobFinished when the job must not return."""
         if not record.requeue:
             self._must("allow requeue", lambda: self._update(Requeue="1"))
         try:
             self._must("hold", lambda: self.client.hold(self.job_id))
             self.holding = True
-        except JobFinished:
-            if cause not in _MAY_RETURN:
+        except JobFinished:  # since we looked, or at its time limit: only a new look can tell
+            record = self._must("show job", lambda: self.client.job(self.job_id))
+            if self._judge(record)[0] not in _MAY_RETURN or record.state is JobState.RUNNING:
                 raise
         except JobNotPending:  # a release of Slurm that holds only pending jobs: ours is running, so it was not cancelled
             pass
@@ -305,6 +306,9 @@ class _Recipe:
             if record is not None and record.priority != 0:
                 return True
         return False
+
+    def _judge(self, record: JobRecord) -> tuple[Cause, str]:
+        return judge(record, self.restart_count, now=self.clock.time(), partition=self._partition(record))
 
     # -- calls ----------------------------------------------------------------------------------------------------
 
