@@ -13,6 +13,16 @@ It dies with its agent, and everything that it forked dies with it.
 
 from __future__ import annotations
 
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+if __name__ == "__main__" and not (getattr(sys.flags, "safe_path", False) or sys.flags.isolated):
+    # The interpreter has put this folder (its real path) first.  Before anything else is imported: neither the standard
+    # library nor the user must find our modules (agent, warnings …) in place of theirs.
+    del sys.path[0]
+
+# ruff: noqa: E402
 import contextlib
 import ctypes
 import gc
@@ -20,17 +30,14 @@ import importlib
 import importlib.util
 import json
 import mmap
-import os
 import select
 import signal
 import socket
 import struct
-import sys
 import time
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-_HERE = os.path.dirname(os.path.abspath(__file__))
 _STOP_AT = 1024  # the stop order in the progress page; see progress/page.py, which this file may not import
 _FLAGGED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Variables that an interpreter or a library reads once, at its start: a rank that wants another value cannot be forked.
@@ -473,8 +480,6 @@ def _read_request() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if sys.path and sys.path[0] == _HERE:
-        del sys.path[0]  # the user's "import agent" must not find ours
     if sys.argv[1] == "serve":
         _run_rank(_load_main_module(), _serve(), forked=True)
     elif sys.argv[1] == "rank":
