@@ -29,6 +29,9 @@ def product(*words: str, check: bool = True) -> str:
 class OnSlurm:
     """A sandbox that this demo brings up, and one job in it."""
 
+    lost = "has lost power, silently,"
+    preempted = "a job of higher priority has taken the nodes"
+
     def __init__(self) -> None:
         self.job = ""
         print("bringing up a Slurm of four nodes (the first time, its packages are installed) …", flush=True)
@@ -91,8 +94,9 @@ class OnSlurm:
     def restarts(self) -> int:
         return int(self.field("Restarts"))
 
-    def outcome(self) -> str:
-        return self.field("JobState")
+    def outcome(self) -> str | None:
+        state = self.field("JobState")
+        return state if state not in ("RUNNING", "COMPLETING") else None
 
     def evidence(self) -> str:
         return self.alice("squeue", "-l") + self.alice("sinfo")

@@ -53,6 +53,8 @@ class Record:
         return [event for event in self.of("first_step") if event["attempt"] in attempts]
 
     def failed(self) -> str | None:
-        """Why the run ended badly, if it did."""
-        ends = self.of("run_failed")
-        return f"{ends[-1]['cause']}: {ends[-1]['reason']}" if ends else None
+        """Why the run ended badly, if it did and nobody has started it again."""
+        ends = [event for event in self.events() if event["event"] in ("run_failed", "allocation_started")]
+        if not ends or ends[-1]["event"] != "run_failed":
+            return None
+        return f"{ends[-1]['cause']}: {ends[-1]['reason']}"

@@ -18,7 +18,10 @@ CLOSE_ENOUGH = 1e-4
 
 
 class Stage(Protocol):
-    """Where the story plays."""
+    """Where the story plays; ``lost`` and ``preempted`` are its words for what happens."""
+
+    lost: str
+    preempted: str
 
     def describe(self) -> str: ...
     def reference(self, run_dir: Path, steps: int) -> None: ...
@@ -28,7 +31,7 @@ class Stage(Protocol):
     def power_on(self, node: str) -> None: ...
     def preempt(self) -> float: ...
     def restarts(self) -> int: ...
-    def outcome(self) -> str: ...
+    def outcome(self) -> str | None: ...
     def evidence(self) -> str: ...
 
 
@@ -89,7 +92,8 @@ class Story:
         self.be_preempted(result)
 
         self.wait("the end of training", lambda: self.record.of("run_completed"), 180)
-        self.say(f"complete at step {self.record.of('run_completed')[-1]['step']}; {name} is {self.stage.outcome()}")
+        outcome = self.wait("the end of the job", self.stage.outcome, 60)
+        self.say(f"complete at step {self.record.of('run_completed')[-1]['step']}; {name} is {outcome}")
         self.compare(result)
         return result
 
@@ -98,7 +102,7 @@ class Story:
         result.node = node = self.stage.expendable_node()
         at = self.record.step()
         off = self.stage.power_off(node)
-        self.say(f"{node} has lost power at step {at}, silently")
+        self.say(f"{node} {self.stage.lost} at step {at}")
         first = self.first_step_after(off, FEWEST, 60)
         result.lost_s = first["t"] - off
         result.restarts.append(self.stage.restarts())
@@ -112,7 +116,7 @@ class Story:
         self.wait_for_step(self.steps // 2, 120)
         at = self.record.step()
         told = self.stage.preempt()
-        self.say(f"a job of higher priority has taken the nodes at step {at}")
+        self.say(f"{self.stage.preempted} at step {at}")
         first = self.first_step_after(told, NODES, 180)
         result.preempted_s = first["t"] - told
         result.restarts.append(self.stage.restarts())
