@@ -113,13 +113,18 @@ class Resumer:
             return Resumed(entry.step, entry, now - began, now - put_back_at, how, saved["data"], checks, rejected)
         if doubtful:
             raise doubtful[0][1]
-        if rejected:
+        self._team.funnel("choosing a checkpoint", lambda: None, lambda _: self._refuse_to_start_over(rejected))
+        return None
+
+    def _refuse_to_start_over(self, rejected: list[tuple[Entry, str]]) -> None:
+        """A run that has checkpoints, also ones condemned by earlier attempts, never begins again at step 0 by itself."""
+        condemned = rejected or [(entry, entry.reason) for entry in self._store.entries()]
+        if condemned:
             raise NoValidCheckpoint(
-                f"None of the {len(rejected)} checkpoints in {self._store.root} can be trusted, so the run does not go on",
-                evidence="; ".join(f"{entry.name}: {reason}" for entry, reason in rejected[:4]),
+                f"None of the {len(condemned)} checkpoints in {self._store.root} can be trusted, so the run does not go on",
+                evidence="; ".join(f"{entry.name}: {reason}" for entry, reason in condemned[:4]),
                 remedy="slurm-resilience checkpoints release, if this is a false alarm; otherwise start a new run folder",
             )
-        return None
 
     def _try(self, entry: Entry) -> tuple[dict[str, Any], list[Check], str, float]:
         """Everything from one entry.  What it raises says who is to blame."""

@@ -1,18 +1,4 @@
-"""``Run``: the twelve lines that a training script adds.
-
-run = Run()
-run.init_process_group()
-…  build the model, the optimizer, the scheduler …
-run.register(model=model, optimizer=optimizer, scheduler=scheduler)
-batches = run.batches(len(data), global_batch=48, micro_batch=4)
-run.resume()
-for step in run.steps(1000):
-    for micro in batches(step):
-        with run.accumulate(micro):
-            run.scale_loss(loss_of(micro.indices), micro).backward()
-    …  optimizer.step(), scheduler.step() …
-    run.report(loss=loss)
-"""
+"""``Run``: what a training script holds in its hands; examples/minimal.py shows the twelve lines that it adds."""
 
 from __future__ import annotations
 
@@ -27,6 +13,7 @@ from typing import Any, ClassVar
 import torch
 
 from slurm_resilience._clock import boot_id
+from slurm_resilience.checkpoint.retention import Retention
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.elastic.batch import Deal, LossOf
 from slurm_resilience.errors import ConfigError, ResilienceError
@@ -227,7 +214,7 @@ class Run(Identity):
         resumer.batches, resumer.probe, resumer.extra_checks = self._batches, self._probe, tuple(self._checks)
         self._resumed = resumer.resume()
         saver = Saver(world=self._world, registry=self._registry, link=self._link, store=store, mesh=self.mesh)
-        saver.batches, saver.probe, saver.keep_last = self._batches, self._probe, self._settings.keep_last
+        saver.batches, saver.probe = self._batches, self._probe
         step = 0
         if self._resumed is None:
             # What cannot be kept should be known before the first step, not at the first save.
@@ -265,6 +252,7 @@ class Run(Identity):
             restart_count=about.restart_count if about else 0,
             node=about.node if about else socket.gethostname(),
             boot_id=boot_id(),
+            retention=Retention(keep_last=self._settings.keep_last),
         )
         self._world.team.funnel("opening the checkpoints", lambda: None, lambda _: store.fence())
         return store

@@ -13,7 +13,6 @@ from typing import Any
 
 from slurm_resilience.checkpoint import dcp
 from slurm_resilience.checkpoint.entry import Entry
-from slurm_resilience.checkpoint.retention import Retention
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError, Fenced
 from slurm_resilience.progress.page import Phase
@@ -45,7 +44,6 @@ class Saver:
         self.saved_step: int | None = None
         self.saved_at = time.monotonic()
         self.cost_s: float | None = None
-        self.keep_last = 3
 
     def save(self, step: int, metrics: dict[str, Any]) -> Entry | None:
         """Save the state after ``step`` completed steps; None when that failed.  All ranks must come.
@@ -85,15 +83,7 @@ class Saver:
             self._link.send(
                 "checkpoint_committed", step=step, name=entry.name, bytes=entry.bytes, seconds=round(self.cost_s, 6)
             )
-            self._prune()
         return entry
-
-    def _prune(self) -> None:
-        """Keep the newest few.  Old checkpoints that cannot be removed cost room, not the run."""
-        try:
-            self._store.prune(Retention(keep_last=self.keep_last))
-        except (CheckpointError, OSError) as error:
-            log.warning("old checkpoints were not removed: %s", error)
 
     def snapshot(self, step: int) -> Snapshot:
         """All that a checkpoint of ``step`` keeps, except what belongs to one rank alone.  Changes nothing."""

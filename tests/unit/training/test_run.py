@@ -380,8 +380,9 @@ def test_when_none_can_be_trusted_the_run_does_not_start_over(begin: Callable[..
     go(begin(**EVERY_2), 4)
     for directory in (begin().folder / "checkpoints").glob("step-*"):
         flip_a_bit(directory)
-    with pytest.raises(NoValidCheckpoint, match="None of the 2 checkpoints"):
-        go(begin(**EVERY_2), 6)
+    for _ in range(2):  # the second time they are condemned already
+        with pytest.raises(NoValidCheckpoint, match=r"(?s)None of the 2 checkpoints .* model\.0\.weight in __0_0\.distcp"):
+            go(begin(**EVERY_2), 6)
 
 
 def bad(name: str) -> Callable[..., Any]:
