@@ -1,0 +1,45 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --cpus-per-task=32
+#SBATCH --gpus-per-node=4
+#SBATCH --job-name=train
+#SBATCH --no-kill
+#SBATCH --nodes=2-4
+#SBATCH --open-mode=append
+#SBATCH --output='/lab/it'"'"'s ü;%%/train-1/logs/job-%j.out'
+#SBATCH --partition=gpu
+#SBATCH --requeue
+#SBATCH --signal=USR2@90
+#SBATCH --time=720
+
+# ---- settings ----------------------------------------------------------------------------------------------------
+run_dir='/lab/it'"'"'s ü;%/train-1'
+resilience=(/venv/bin/python -m slurm_resilience)
+options=(--config '/lab/it'"'"'s ü;%/train-1/config.yaml')
+command=(python train.py --name 'a b'"'"'c')
+export RESILIENCE_SIGNAL_LEAD_S=90
+
+# ---- body --------------------------------------------------------------------------------------------------------
+set -u -o pipefail
+
+# Slurm signals everything in the job.  The warning is for the agents and the supervisor, who handle it; this shell must
+# outlive it, or nobody would be left to start the supervisor again, and Slurm would take the job for finished.
+trap '' TERM CONT USR1 USR2
+
+# The supervisor ends with a code of the documented table, which becomes the job's.  128 and more means that a signal
+# killed it: then it is started again, with more patience each time, and picks up where it was.
+most_deaths=8 deaths=0
+while true; do
+  started=$SECONDS
+  "${resilience[@]}" run --run-dir "$run_dir" ${options[@]+"${options[@]}"} -- "${command[@]}"
+  code=$?
+  ((code < 128)) && break
+  ((SECONDS - started > 600)) && deaths=0
+  deaths=$((deaths + 1))
+  echo "resilient: the supervisor was killed (code $code), death $deaths of $most_deaths in a row" >&2
+  ((deaths >= most_deaths)) && break
+  # The first restart comes at once: every second here is a second without training.
+  ((deaths > 1)) && sleep $((2 ** (deaths - 1)))
+done
+exit "$code"
