@@ -21,8 +21,21 @@ def asked(config: ResilienceConfig = ONE, **slurm: Any) -> SlurmRequest:
 
 @pytest.mark.parametrize(
     ("value", "minutes"),
-    [(30, 30), (30.0, 30), (0.5, 1), ("30", 30), ("30:00", 30), ("00:30:00", 30), ("30:01", 31), ("1-12", 2160), ("1-12:30", 2190),
-     ("1-0:0:1", 1441), (datetime.timedelta(hours=2), 120), ("UNLIMITED", "UNLIMITED"), ("infinite", "UNLIMITED")],
+    [
+        (30, 30),
+        (30.0, 30),
+        (0.5, 1),
+        ("30", 30),
+        ("30:00", 30),
+        ("00:30:00", 30),
+        ("30:01", 31),
+        ("1-12", 2160),
+        ("1-12:30", 2190),
+        ("1-0:0:1", 1441),
+        (datetime.timedelta(hours=2), 120),
+        ("UNLIMITED", "UNLIMITED"),
+        ("infinite", "UNLIMITED"),
+    ],
 )
 def test_time_limits_in_everybodys_words(value: Any, minutes: Any) -> None:
     assert time_limit_min(value) == minutes
@@ -90,10 +103,20 @@ def test_a_rank_gets_its_cpus() -> None:
 
 @pytest.mark.parametrize(
     ("given", "name", "value"),
-    [({"mem_gb": 8}, "mem", "8192M"), ({"mem": 8}, "mem", "8G"), ({"mem": "500M"}, "mem", "500M"), ({"name": "x"}, "job-name", "x"),
-     ({"job_name": "x"}, "job-name", "x"), ({"mail-user": "a@b"}, "mail-user", "a@b"), ({"slurm_qos": "low"}, "qos", "low"),
-     ({"additional_parameters": {"constraint": "a100"}}, "constraint", "a100"), ({"exclude": ["n1", "n2"]}, "exclude", "n1,n2"),
-     ({"exclusive": True}, "exclusive", True), ({"gpus_per_node": 4}, "gpus-per-node", "4"), ({"num_gpus": 2}, "gpus-per-node", "2")],
+    [
+        ({"mem_gb": 8}, "mem", "8192M"),
+        ({"mem": 8}, "mem", "8G"),
+        ({"mem": "500M"}, "mem", "500M"),
+        ({"name": "x"}, "job-name", "x"),
+        ({"job_name": "x"}, "job-name", "x"),
+        ({"mail-user": "a@b"}, "mail-user", "a@b"),
+        ({"slurm_qos": "low"}, "qos", "low"),
+        ({"additional_parameters": {"constraint": "a100"}}, "constraint", "a100"),
+        ({"exclude": ["n1", "n2"]}, "exclude", "n1,n2"),
+        ({"exclusive": True}, "exclusive", True),
+        ({"gpus_per_node": 4}, "gpus-per-node", "4"),
+        ({"num_gpus": 2}, "gpus-per-node", "2"),
+    ],
 )
 def test_submitits_and_sbatchs_own_names(given: dict[str, Any], name: str, value: Any) -> None:
     assert asked(**given).options[name] == value
@@ -112,8 +135,15 @@ def test_every_option_of_sbatch_is_taken(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("partion", "partition"), ("gpus_per_nod", "gpus_per_node"), ("timeout", "timeout_min"), ("fodler", "folder"), ("mem_gbb", "mem_gb"),
-     ("global_batch", "config="), ("checkpoint", "config=")],
+    [
+        ("partion", "partition"),
+        ("gpus_per_nod", "gpus_per_node"),
+        ("timeout", "timeout_min"),
+        ("fodler", "folder"),
+        ("mem_gbb", "mem_gb"),
+        ("global_batch", "config="),
+        ("checkpoint", "config="),
+    ],
 )
 def test_an_unknown_name_is_an_error_with_the_nearest(name: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
@@ -121,8 +151,26 @@ def test_an_unknown_name_is_an_error_with_the_nearest(name: str, hint: str) -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["ntasks", "ntasks_per_node", "tasks_per_node", "array", "requeue", "no_requeue", "signal", "output", "error", "open_mode",
-             "no_kill", "wrap", "srun_args", "use_srun", "gpus_per_task", "array_parallelism", "stderr_to_stdout"],
+    "name",
+    [
+        "ntasks",
+        "ntasks_per_node",
+        "tasks_per_node",
+        "array",
+        "requeue",
+        "no_requeue",
+        "signal",
+        "output",
+        "error",
+        "open_mode",
+        "no_kill",
+        "wrap",
+        "srun_args",
+        "use_srun",
+        "gpus_per_task",
+        "array_parallelism",
+        "stderr_to_stdout",
+    ],
 )
 def test_what_is_ours_is_refused_with_what_to_do(name: str) -> None:
     with pytest.raises(ConfigError, match=r"cannot be chosen here: .{10,}"):
