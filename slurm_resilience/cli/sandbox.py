@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from slurm_resilience.errors import ConfigError, ExitCode
+from slurm_resilience.errors import ConfigError, ExitCode, SandboxError
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -107,7 +107,12 @@ def _down(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     from slurm_resilience.sandbox.cluster import Sandbox
 
-    status = Sandbox.attach(args.name).status()
+    try:
+        status = Sandbox.attach(args.name).status()
+    except SandboxError as error:
+        if not args.json:
+            raise
+        status = {"name": args.name, "up": False, "why": str(error)}
     if args.json:
         print(json.dumps(status))
     else:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from slurm_resilience.errors import SandboxError
 from slurm_resilience.sandbox import Sandbox
+from slurm_resilience.sandbox.layout import ROOT
 
 HERE = Path(__file__).parent
-NAME = os.environ.get("SLURM_RESILIENCE_TEST_SANDBOX", "test")  # two people testing on one machine need two
+NAMED = os.environ.get("SLURM_RESILIENCE_TEST_SANDBOX")
+NAMES = [NAMED] if NAMED else ["test", *(f"test-{number}" for number in range(2, 9))]
 KEEP = "SLURM_RESILIENCE_KEEP_SANDBOX"  # leave the sandbox up for a look after the tests
 
 
@@ -34,10 +37,33 @@ def machine_can() -> None:
 @pytest.fixture(scope="session")
 def sandbox(machine_can: None) -> Iterator[Sandbox]:
     """Four nodes, SlurmdTimeout and GraceTime as by default, shared by all tests."""
-    running = Sandbox.up(nodes=4, name=NAME)
-    yield running
-    if not os.environ.get(KEEP):
-        running.down()
+    with _own_name() as name:
+        running = Sandbox.up(nodes=4, name=name)
+        yield running
+        if not os.environ.get(KEEP):
+            running.down()
+
+
+@contextmanager
+def _own_name() -> Iterator[str]:
+    """A name that is this session's alone while it lives: two sessions would heal and stop each other's sandbox.
+
+    The kernel frees the name of a session that was killed, and its sandbox is used again.
+    """
+    ROOT.mkdir(parents=True, exist_ok=True)
+    for name in NAMES:
+        fd = os.open(ROOT / f".{name}.tests", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            continue
+        try:
+            yield name
+        finally:
+            os.close(fd)
+        return
+    pytest.fail(f"other test sessions on this machine use the sandboxes {', '.join(NAMES)}")
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +75,7 @@ def _healed(request: pytest.FixtureRequest) -> Iterator[None]:
     running: Sandbox = request.getfixturevalue("sandbox")
     yield
     if running.state().cluster.settings:
-        Sandbox.up(nodes=4, name=NAME)
+        Sandbox.up(nodes=4, name=running.layout.name)
     running.heal()
 
 
@@ -57,17 +83,11 @@ def _healed(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """A failure shows what Slurm had to say."""
     report = yield
-    if report.failed and "sandbox" in getattr(item, "fixturenames", ()):
-        try:
-            running = Sandbox.attach(NAME)
-        except SandboxError as error:
-            report.sections.append(("sandbox", str(error)))
-        else:
-            for log, lines in (("slurmctld", 15), *((f"slurmd.{name}", 4) for name in running.nodes)):
-                path = running.layout.log_of(log)
-                if path.exists():
-                    tail = path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
-                    report.sections.append((f"end of {path}", "\n".join(tail)))
+    running = getattr(item, "funcargs", {}).get("sandbox")
+    if report.failed and isinstance(running, Sandbox):
+        for path in sorted(running.layout.log.glob("slurm*[0-9d].log")):
+            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+            report.sections.append((f"end of {path}", "\n".join(lines[-15 if path.stem == "slurmctld" else -4 :])))
     return report
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience.errors import SandboxError
-from slurm_resilience.sandbox import Sandbox, network, node, processes
+from slurm_resilience.sandbox import Sandbox, freezer, network, node, processes
 from slurm_resilience.sandbox.layout import Layout
 
 LONG_JOB = """#!/bin/bash
@@ -237,8 +237,34 @@ def test_a_frozen_node_stands_still_and_goes_on(sandbox: Sandbox, shared: Path) 
         ticking.terminate()
 
 
+def test_without_a_freezer_signals_do_and_what_stood_still_before_stays_so(sandbox: Sandbox) -> None:
+    host = sandbox.host("n1")
+    with (
+        subprocess.Popen(sandbox.exec_command(["sleep", "973"], host="n1")),
+        subprocess.Popen(sandbox.exec_command(["sleep", "974"], host="n1")),
+    ):
+        found: dict[str, int] = {}
+
+        def both() -> bool:
+            found.update({" ".join(processes.command_line(pid)): pid for pid in processes.in_namespace_of(host.pid)})
+            return {"sleep 973", "sleep 974"} <= set(found)
+
+        sandbox.wait_for(both, 5)
+        hung, free = found["sleep 973"], found["sleep 974"]
+        os.kill(hung, signal.SIGSTOP)
+        sandbox.wait_for(lambda: processes.state(hung) == "T", 5)
+        before = freezer.freeze(host.pid, None)
+        assert {processes.state(pid) for pid in processes.in_namespace_of(host.pid)} == {"T"}
+        freezer.thaw(host.pid, None, before)
+        sandbox.wait_for(lambda: processes.state(free) == "S", 5)
+        assert processes.state(hung) == "T"
+        for pid in (hung, free):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_preemption_requeues_the_low_job(sandbox: Sandbox, shared: Path) -> None:
-    Sandbox.up(nodes=4, name=sandbox.layout.name, settings={"GraceTime": 2, "KillWait": 2})
+    settings = {"GraceTime": 2, "KillWait": 2, "SchedulerParameters": "bf_interval=1,sched_interval=2"}
+    Sandbox.up(nodes=4, name=sandbox.layout.name, settings=settings)
     job = running_job(sandbox, shared)
     happened = sandbox.fault("preempt", nodes=2, seconds=60)
     assert happened["victims"] == [int(job)]
@@ -396,7 +422,7 @@ def test_slurmd_alone(sandbox: Sandbox, shared: Path) -> None:
 
 @pytest.fixture
 def other(machine_can: None) -> Iterator[str]:
-    name = "test-other"
+    name = f"other-{os.getpid()}"
     yield name
     Sandbox.remove(name)
 
@@ -471,6 +497,10 @@ def test_the_command_line(sandbox: Sandbox) -> None:
     assert [node["slurm"] for node in status["nodes"]] == ["IDLE"] * 4
     assert Path(status["logs"]["slurmctld"]).exists()
     assert sandbox.layout.name in cli("list").stdout.split()
+    nowhere = cli("status", "--json", "--name", "test-nowhere")
+    assert nowhere.returncode == 1
+    assert json.loads(nowhere.stdout)["up"] is False
+    assert cli("status", "--name", "test-nowhere").returncode == 70
     assert cli("exec", *name, "--", "sh", "-c", "exit 5").returncode == 5
     happened = json.loads(cli("fault", "drain", "n1", "--json", *name).stdout)
     assert happened["nodes"] == ["n1"]
@@ -479,6 +509,17 @@ def test_the_command_line(sandbox: Sandbox) -> None:
     line = cli("fault", "resume", "n1", *name).stdout
     assert line.count("\n") == 1
     assert "resume n1" in line
+
+
+def test_an_interpreter_that_alice_cannot_run_is_warned_of(
+    sandbox: Sandbox, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sandbox.warnings() == []
+    hidden = shared / "hidden"
+    hidden.mkdir(mode=0o700)  # root's, as an environment below /root is
+    (hidden / "python").symlink_to(sys.executable)
+    monkeypatch.setattr(sys, "executable", str(hidden / "python"))
+    assert "alice cannot run" in sandbox.warnings()[0]
 
 
 def test_an_ordinary_user_is_told_that_root_is_needed(machine_can: None) -> None:
