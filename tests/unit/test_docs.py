@@ -6,6 +6,8 @@ import argparse
 import ast
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 
@@ -41,6 +43,18 @@ def test_python_in_the_text_is_python(page: Path) -> None:
     for language, code in FENCE.findall(page.read_text(encoding="utf-8")):
         if language == "python":
             ast.parse(textwrap.dedent(code))
+
+
+def test_the_lines_to_add_are_those_of_a_script_that_runs(tmp_path: Path) -> None:
+    script = ROOT / "examples" / "minimal.py"
+    shown = script.read_text(encoding="utf-8").partition("[start:readme]\n")[2].partition("# --8<--")[0]
+    blocks = [
+        code for language, code in FENCE.findall((ROOT / "README.md").read_text(encoding="utf-8")) if language == "python"
+    ]
+    assert shown == blocks[0]
+    for outcome in ("completed", "already_complete"):
+        done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+        assert done.stdout == f"{outcome} at step 200\n", done.stderr
 
 
 def commands_in(page: Path) -> list[str]:
