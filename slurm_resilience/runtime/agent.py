@@ -43,7 +43,7 @@ from slurm_resilience.runtime.messages import (
     Warm,
     Warned,
 )
-from slurm_resilience.runtime.node_folder import NodeFolder
+from slurm_resilience.runtime.node_folder import NodeFolder, place
 from slurm_resilience.runtime.preload import read_learned
 from slurm_resilience.runtime.processes import become_subreaper, descendants, reap, send_signal
 from slurm_resilience.runtime.rank_keeper import RankKeeper
@@ -405,7 +405,7 @@ def main(argv: list[str] | None = None) -> int:
         run = _read_run(run_dir)
         logs = run_dir / "logs"
         logs.mkdir(exist_ok=True)
-        guardian = guard(logs / f"agent-{args.node}.log")
+        guardian = guard(logs / f"agent-{args.node}.log", place(run["run_id"], args.node))
         return Agent(run_dir, args.node, run, guardian).run()
     except ResilienceError as error:
         print(f"agent on {args.node}: {error}", file=sys.stderr, flush=True)

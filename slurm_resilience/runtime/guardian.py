@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import NoReturn
 
+from slurm_resilience.runtime.node_folder import remove_if_free
 from slurm_resilience.runtime.processes import (
     WARNING_SIGNALS,
     become_subreaper,
@@ -29,10 +30,11 @@ from slurm_resilience.runtime.processes import (
 _PATIENCE_S = 10.0
 
 
-def guard(log: Path) -> int:
+def guard(log: Path, folder: Path) -> int:
     """Fork; returns in the child, the agent to be, with the number of its guardian.  The parent never returns.
 
-    What the child writes to standard error lands in ``log``; writing there never blocks it.
+    What the child writes to standard error lands in ``log``; writing there never blocks it.  The node folder that it leaves
+    behind when it is killed is removed, unless another agent has taken it over.
     """
     become_subreaper()
     for sig in (*WARNING_SIGNALS, signal.SIGINT, signal.SIGHUP):
@@ -43,7 +45,7 @@ def guard(log: Path) -> int:
     if pid:
         os.close(write)
         set_name("sr-guardian")
-        _watch(pid, read, log)
+        _watch(pid, read, log, folder)
     signal.signal(signal.SIGHUP, lambda *_: None)
     die_with_parent(guardian, signal.SIGHUP)
     set_name("sr-agent")
@@ -58,7 +60,7 @@ def guard(log: Path) -> int:
     return guardian
 
 
-def _watch(agent: int, log_pipe: int, log: Path) -> NoReturn:
+def _watch(agent: int, log_pipe: int, log: Path, folder: Path) -> NoReturn:
     """Copy the log until the agent ends, kill what it left, and end as it did."""
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     os.set_blocking(log_pipe, False)
@@ -74,6 +76,7 @@ def _watch(agent: int, log_pipe: int, log: Path) -> NoReturn:
             poll.unregister(log_pipe)
     _, status = os.waitpid(agent, 0)
     killed, left = kill_all(_PATIENCE_S)
+    remove_if_free(folder)
     _copy(log_pipe, out)
     code = os.waitstatus_to_exitcode(status)
     if code != 0 or killed or left:

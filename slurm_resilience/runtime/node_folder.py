@@ -19,6 +19,8 @@ from slurm_resilience.errors import LaunchError
 from slurm_resilience.runtime.processes import Process, look, myself, send_signal
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- memory, not a place for temporary files; ownership is checked below
+_LOCK = "lock"
+_STALE_S = 3600.0  # folders of agents that were killed together with their guardian
 _LONGEST_NAME = 60  # leaves room in the 107 bytes of a socket's address; source: unix(7)
 
 
@@ -26,36 +28,41 @@ class NodeFolder:
     """Pages and socket of this agent.  Raises :class:`LaunchError` when another user owns the place."""
 
     def __init__(self, run_id: str, node: str, *, base: Path = SHARED_MEMORY, patience_s: float = 5.0) -> None:
-        top = base / f"slurm-resilience-{os.geteuid()}"
-        _private(top)
-        self.path = top / _short(f"{run_id}-{node}")
-        _private(self.path)
-        self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._take(patience_s)
-        for old in self.path.iterdir():
-            if old.name != "lock":
-                old.unlink()
-
-    def _take(self, patience_s: float) -> None:
-        deadline = time.monotonic() + patience_s
-        while True:
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                holder = _holder(self._lock)
-                if holder is not None:
-                    send_signal(holder, signal.SIGKILL)
-                if time.monotonic() > deadline:
-                    raise LaunchError(
-                        f"An older agent does not let go of {self.path}",
-                        evidence=f"it is still locked {patience_s:.0f} s after process {holder and holder.pid} was killed",
-                        remedy="look for a process in state D on this node; it waits for a device or a file system",
-                    ) from None
-                time.sleep(0.01)
+        self.path = place(run_id, node, base=base)
+        _private(self.path.parent)
+        self._lock = self._take(time.monotonic() + patience_s)
         me = myself()
         os.ftruncate(self._lock, 0)
         os.pwrite(self._lock, f"{me.pid} {me.started}\n".encode(), 0)
+        for old in self.path.iterdir():
+            if old.name != _LOCK:
+                old.unlink()
+        for other in self.path.parent.iterdir():
+            if other != self.path and time.time() - other.lstat().st_mtime > _STALE_S:
+                remove_if_free(other)
+
+    def _take(self, deadline: float) -> int:
+        """The locked lock, of a folder that is still there once it is ours."""
+        while True:
+            _private(self.path)
+            lock = os.open(self.path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _is_at(lock, self.path / _LOCK):
+                    return lock
+            except BlockingIOError:
+                holder = _holder(lock)
+                if holder is not None:
+                    send_signal(holder, signal.SIGKILL)
+                if time.monotonic() > deadline:
+                    os.close(lock)
+                    raise LaunchError(
+                        f"An older agent does not let go of {self.path}",
+                        evidence=f"it is still locked long after process {holder and holder.pid} was killed",
+                        remedy="look for a process in state D on this node; it waits for a device or a file system",
+                    ) from None
+                time.sleep(0.01)
+            os.close(lock)
 
     @property
     def facts(self) -> Path:
@@ -76,6 +83,36 @@ class NodeFolder:
         with contextlib.suppress(OSError):
             self.path.parent.rmdir()
         os.close(self._lock)
+
+
+def place(run_id: str, node: str, *, base: Path = SHARED_MEMORY) -> Path:
+    """Where the folder of this run on this node is, or would be."""
+    return base / f"slurm-resilience-{os.geteuid()}" / _short(f"{run_id}-{node}")
+
+
+def remove_if_free(path: Path) -> bool:
+    """Remove a node folder that no agent holds; False when one does, or there is none."""
+    try:
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_at(lock, path / _LOCK):
+            return False
+        shutil.rmtree(path, ignore_errors=True)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _holder(lock: int) -> Process | None:

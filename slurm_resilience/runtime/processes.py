@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import shutil
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -212,10 +213,10 @@ def _exec(
         if cwd is not None:
             os.chdir(cwd)
         os.execvpe(argv[0], list(argv), dict(env))  # noqa: S606 -- the user's own command, without a shell
-    except FileNotFoundError as error:
-        code = 127
-        os.write(2, f"cannot start {argv[0]}: {error}\n".encode())
     except BaseException as error:  # noqa: BLE001 -- the child of a fork has nobody to raise to
+        # A folder on PATH that may not be read makes "not found" look like "not permitted".
+        lost = isinstance(error, PermissionError) and "/" not in argv[0] and shutil.which(argv[0], path=env.get("PATH")) is None
+        code = 127 if lost or isinstance(error, FileNotFoundError) else 126
         os.write(2, f"cannot start {argv[0]}: {error}\n".encode())
     finally:
         os._exit(code)

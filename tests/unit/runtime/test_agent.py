@@ -158,6 +158,8 @@ def test_nothing_outlives_an_agent_that_is_killed(victim: str, tmp_path: Path) -
         os.kill(peer.hello.pid if victim == "agent" else stage.agents[0].pid, signal.SIGKILL)
         stage.until(lambda: not any(map(is_alive, family)), 3.0, "all of them are gone")
         assert stage.agents[0].wait(5) == (137 if victim == "agent" else -9)
+        folder = Path("/dev/shm", f"slurm-resilience-{os.geteuid()}", f"{stage.run_id}-node1")
+        stage.until(lambda: not folder.exists(), 3.0)
 
 
 def test_a_launcher_that_is_killed_takes_its_ranks_along_and_comes_back(tmp_path: Path) -> None:
@@ -299,8 +301,9 @@ def test_a_newer_agent_replaces_the_older_one_and_what_it_left(tmp_path: Path) -
         family = stage.alive()
         stage.start()
         newer = stage.until(lambda: stage.peer(after=peer))
-        assert stage.agents[0].poll() is not None
         assert not any(map(is_alive, family))
+        stage.until(lambda: stage.agents[0].poll() is not None, what="the older one's guardian ends")
+        assert (Path("/dev/shm", f"slurm-resilience-{os.geteuid()}", f"{stage.run_id}-node1") / "facts").exists()
         stage.launch(newer, 2)
         stage.started(newer, 2)
 

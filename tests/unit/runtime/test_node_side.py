@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -19,7 +21,7 @@ from slurm_resilience.runtime.lease import Lease
 from slurm_resilience.runtime.leftovers import clear_leftovers
 from slurm_resilience.runtime.local_ranks import tail
 from slurm_resilience.runtime.loop import Loop
-from slurm_resilience.runtime.node_folder import NodeFolder
+from slurm_resilience.runtime.node_folder import NodeFolder, remove_if_free
 from slurm_resilience.runtime.preload import ImportWatch, read_learned, write_learned
 from slurm_resilience.runtime.processes import descendants
 from slurm_resilience.runtime.stopping import Stop
@@ -87,6 +89,35 @@ def test_a_newer_holder_ends_the_older_one(base: Path) -> None:
     folder = NodeFolder("run", "node", base=base)
     assert holder.wait() == -signal.SIGKILL
     folder.remove()
+
+
+def test_folders_that_nobody_holds_are_swept_when_they_are_old(base: Path) -> None:
+    held, free, young = (NodeFolder("run", name, base=base) for name in ("held", "free", "young"))
+    for folder in (free, young):
+        (folder.path / "page-1-0").write_bytes(b"x")
+        os.close(folder._lock)
+    for folder in (held, free):
+        os.utime(folder.path, (1, 1))
+    NodeFolder("run", "me", base=base)
+    assert sorted(path.name for path in held.path.parent.iterdir()) == ["run-held", "run-me", "run-young"]
+    assert not remove_if_free(held.path)
+    assert remove_if_free(young.path)
+    assert not remove_if_free(young.path)
+
+
+def test_a_folder_that_is_swept_while_it_is_taken_is_made_anew(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, swept = fcntl.flock, []
+
+    def flock(fd: int, how: int) -> None:
+        if not swept:
+            swept.append(True)
+            shutil.rmtree(base / f"slurm-resilience-{os.geteuid()}" / "run-node")
+        real(fd, how)
+
+    monkeypatch.setattr("slurm_resilience.runtime.node_folder.fcntl.flock", flock)
+    folder = NodeFolder("run", "node", base=base)
+    assert swept
+    assert (folder.path / "lock").exists()
 
 
 def test_a_holder_that_cannot_be_ended_is_an_error_with_a_sentence(base: Path) -> None:

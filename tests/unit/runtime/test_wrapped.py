@@ -87,6 +87,7 @@ def test_a_wrapper_that_does_not_exist_is_an_error_of_the_ranks(tmp_path: Path) 
 
 DEAF_DNS = """
 set -e
+mount -t tmpfs tmpfs /dev/shm
 ip link set lo up
 ip link add d0 type veth peer name d1; ip link set d1 up; ip addr add 10.9.9.1/24 dev d0; ip link set d0 up
 ip neigh add 10.9.9.254 lladdr 02:00:00:00:00:01 dev d0; ip route add default via 10.9.9.254
