@@ -81,7 +81,7 @@ class OnSlurm:
 
     def power_off(self, node: str) -> float:
         happened = self.fault("power-off", node)
-        return float(happened["at"]) - float(happened["took_s"])
+        return float(happened["off_at"])
 
     def power_on(self, node: str) -> None:
         self.fault("power-on", node)

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--folder", metavar="DIR", default="resilience-runs", help="the run's folder is made in here (default: resilience-runs)"
     )
-    add("--run-dir", metavar="DIR", help="go on with the run in this folder")
+    add("--run-dir", metavar="DIR", help="the run's own folder; one that holds a run already goes on")
     add("--config", metavar="FILE", help="configuration in YAML; the options below win over it")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the configuration, e.g. limits.step_s=60")
     add("--nodes", metavar="MIN[-MAX]", help="nodes to train on (default: 1)")
@@ -63,7 +63,8 @@ def execute(args: argparse.Namespace) -> int:
 
     config = ResilienceConfig.load(args.config, overrides(args))
     command = _findable(args.argv, wrapped=bool(args.wrap))
-    executor = ResilientExecutor(args.folder, config=config, python=args.python, own_names=_OWN)
+    folder = Path(args.run_dir).absolute().parent if args.run_dir else args.folder
+    executor = ResilientExecutor(folder, config=config, python=args.python, own_names=_OWN)
     executor.update_parameters(**slurm_options(args), signal_delay_s=args.signal_delay_s)
     work = Work(command=command, wrap=args.wrap)
     if args.dry_run:

@@ -100,7 +100,7 @@ def test_power_off_costs_seconds_and_no_requeue(sandbox: Sandbox, shared: Path) 
         def fire(self, fault: Fault, *, within_s: float, say: Callable[[], str] = str) -> Fired:
             self.wait_for_moment(fault, within_s, say)
             happened = sandbox.fault("power-off", victim)
-            return self.remember(fault, victim, 0, float(happened["at"]) - float(happened["took_s"]))
+            return self.remember(fault, victim, 0, float(happened["off_at"]))
 
     nemesis = PowerOff(run.run_dir, batch_host)
     history = torment(run.run_dir, [Fault("node", False, 12, 0.1, 0)], nemesis, ended=run.ended, say=run.say)
