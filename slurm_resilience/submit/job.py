@@ -171,11 +171,14 @@ class ResilientJob(SlurmJob[R]):
     # -- what came of it --------------------------------------------------------------------------------------------
 
     def result(self) -> R:
-        """Wait, and return what the function returned on rank 0.  Raises :class:`JobFailed` when the run failed."""
+        """Wait, and return what the function returned on rank 0; None for a command.
+
+        Raises :class:`JobFailed` when the run failed.
+        """
         failure = self.exception()
         if failure is not None:
             raise failure
-        result = self._read_result()
+        result = self._read_result() if self._is_call() else None
         return result.value if result is not None else None  # type: ignore[return-value]
 
     @property
