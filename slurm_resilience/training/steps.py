@@ -84,7 +84,8 @@ class Stepper:
         if self.outcome:
             return
         if self.step >= total:
-            log.warning("the run is already complete: it stands at step %d of %d, nothing is trained", self.step, total)
+            if self._world.rank == 0:
+                log.warning("the run is already complete: it stands at step %d of %d, nothing is trained", self.step, total)
             self._end("already_complete")
             return
         while self.step < total:

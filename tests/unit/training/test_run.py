@@ -336,6 +336,8 @@ def test_batches_made_after_resume_stand_at_the_same_place(begin: Callable[..., 
     run.resume()
     ids = {step: (one_step(step, *parts), batches.global_ids(step))[1] for step in run.steps(3)}
     assert sorted(sample for row in ids.values() for sample in row) == list(range(23))  # one epoch, its last batch short
+    with pytest.raises(ConfigError, match="step 1 were asked for, but the run stands at step 3"):
+        batches.global_ids(1)
     again = begin()
     small(again)
     again.resume()

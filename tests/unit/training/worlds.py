@@ -43,8 +43,14 @@ _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOAD)
 
 
+_begun: list[Started] = []
+
+
 @atexit.register
 def _end_server() -> None:
+    # The server lives as long as one of its children, so those that a failed test has left behind go first.
+    for world in list(_begun):
+        world.end()
     multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
@@ -77,7 +83,7 @@ def _rank(program: Callable[..., Any], args: tuple[Any, ...], environment: dict[
         os._exit(0)
 
 
-@dataclass
+@dataclass(eq=False)
 class Started:
     """A world that runs; :meth:`results` waits for its end."""
 
@@ -104,7 +110,9 @@ class Started:
         deadline = time.monotonic() + within_s
         while not condition():
             if time.monotonic() > deadline:
-                raise TimeoutError(f"{self.progress()}; facts: {self.hear()}")
+                seen = f"{self.progress()}; facts: {self.hear()}"
+                self.end()
+                raise TimeoutError(seen)
             if any(answer.poll() for answer in self.answers):
                 raise AssertionError(f"a rank ended early: {self.results(within_s=5)}")
             time.sleep(0.005)
@@ -150,6 +158,8 @@ class Started:
         for part in (*self.pages, *self.receivers):
             part.close()
         self.pages, self.receivers = [], []
+        if self in _begun:
+            _begun.remove(self)
 
 
 def start(
@@ -165,6 +175,7 @@ def start(
     """Start ``program(*args)`` on each rank.  With ``run_dir`` an agent (this process) looks after them."""
     port = str(free_port())
     started = Started([], [])
+    _begun.append(started)
     for rank in range(world):
         env = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} | (environment or {})
