@@ -122,8 +122,7 @@ def test_a_module_beside_the_submitters_script_is_found(tmp_path: Path, monkeypa
 
     folder = CallFolder(tmp_path / "call")
     folder.write(of_mine.answer, (), {})
-    ask = "import sys; from slurm_resilience.errors import ConfigError
-from slurm_resilience.submit.payload import CallFolder as F; f = F(sys.argv[1]); "
+    ask = "import sys; from slurm_resilience.submit.payload import CallFolder as F; f = F(sys.argv[1]); "
     for extend, code in (("", 1), ("f.extend_path(); ", 0)):
         done = subprocess.run(
             [sys.executable, "-c", f"{ask}{extend}print(f.read().function(None))", str(folder.path)],
