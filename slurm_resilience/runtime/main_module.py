@@ -27,20 +27,30 @@ from typing import Any
 # Where the progress page keeps the number of completed steps; see progress/page.py, which this file may not import.
 _STEP_AT = 64
 _MAX_FACT_BYTES = 60_000
+_ASKED = 8  # names that may come between the search for a module and its entry among the modules
 
 
 class ImportLog:
-    """A finder that finds nothing: it writes down what this process imports, for the next launcher to preload."""
+    """A finder that finds nothing: it writes down what this process imports, for the next launcher to preload.
+
+    A name that was only looked for (``importlib.util.find_spec``) must not be imported by a launcher, so a name is written
+    down when it is seen among the modules, at one of the next calls.
+    """
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         self._pid = os.getpid()
+        self._asked: list[str] = []
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """Note the name, and let the real finders look."""
-        if os.getpid() == self._pid:
+        if os.getpid() != self._pid:
+            return
+        came = [asked for asked in self._asked if asked in sys.modules]
+        self._asked = [*(asked for asked in self._asked if asked not in came), name][-_ASKED:]
+        if came:
             with contextlib.suppress(OSError):
-                os.write(self._fd, name.encode() + b"\n")
+                os.write(self._fd, "".join(f"{one}\n" for one in came).encode())
 
 
 def settle(environment: dict[str, str], cwd: str) -> None:

@@ -146,7 +146,9 @@ def test_the_next_launcher_has_what_the_last_ranks_imported(tmp_path: Path) -> N
     path = modules(tmp_path / "lib", mine="")
     with Stage(tmp_path / "run") as stage:
         stage.script(
-            SAY + "\nimport colorsys, wave, mine, os, time\nfrom slurm_resilience.progress.page import PageWriter\n"
+            SAY + "\nimport colorsys, wave, mine, os, time, importlib.util\n"
+            "assert importlib.util.find_spec('chunk') or importlib.util.find_spec('cmd')\n"
+            "from slurm_resilience.progress.page import PageWriter\n"
             "page = PageWriter(os.environ['RESILIENCE_PAGE'])\n"
             "for step in range(1, 10**9): page.beat(step); time.sleep(0.01)\n"
         )
@@ -166,6 +168,7 @@ def test_the_next_launcher_has_what_the_last_ranks_imported(tmp_path: Path) -> N
         assert stage.log(2).split() == ["colorsys", "wave"], "and not the user's own module, which may be edited"
         learned = json.loads((stage.run_dir / "preload.json").read_text())["modules"]
         assert {"colorsys", "wave"} <= set(learned)
+        assert not {"chunk", "cmd"} & set(learned), "what was only looked for"
         stage.until(lambda: len(descendants(stage.agents[0].pid)) == 4, 5.0, "the old launcher ends with its ranks")
 
 
