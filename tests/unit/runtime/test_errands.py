@@ -1,0 +1,98 @@
+"""What the supervisor asks of Slurm, aside from its loop; the client is a plain object that knows a few nodes."""
+
+from __future__ import annotations
+
+import queue
+from typing import Any
+
+import pytest
+
+from slurm_resilience.errors import Cause, SlurmError
+from slurm_resilience.runtime.errands import Errands
+from slurm_resilience.runtime.inputs import AskSlurm, Requeue, RequeueEnded, SlurmSaid
+from slurm_resilience.slurm.failures import NoSuchJob
+from slurm_resilience.slurm.records import NodeRecord
+from tests.unit.runtime.stage import job_record
+
+LOST_AT = 1_800_000_000.0
+
+
+class Slurm:
+    """The few answers that errands need."""
+
+    def __init__(self, **nodes: str) -> None:
+        self.known = {name: NodeRecord.parse(f"NodeName={name} {line}") for name, line in nodes.items()}
+        self.away = False
+
+    def job(self, job_id: str) -> Any:
+        if self.away:
+            raise NoSuchJob("Slurm knows no such job", evidence="it was asked")
+        return job_record(PreemptTime="2027-01-15T08:00:00", EndTime="2027-01-15T08:00:30")
+
+    def nodes(self, names: Any = ()) -> dict[str, NodeRecord]:
+        if self.away:
+            raise SlurmError("nobody there")
+        return {name: self.known[name] for name in names if name in self.known}
+
+    def config(self) -> dict[str, str]:
+        return {"KillWait": "30 sec"}
+
+    def partition(self, name: str) -> dict[str, str]:
+        return {}
+
+    def history(self, job_id: str) -> list[Any]:
+        return []
+
+
+def errands(slurm: Any) -> tuple[Errands, queue.Queue[Any]]:
+    answers: queue.Queue[Any] = queue.Queue()
+    made = Errands(
+        slurm, job_id="7", restart=0, nodes=("n1",), run_id="r", lead_s=0.0, config={"KillWait": "30 sec"}, answer=answers.put
+    )
+    return made, answers
+
+
+def test_a_question_is_answered_from_the_record_of_the_job() -> None:
+    made, answers = errands(Slurm())
+    made.start()
+    made.put(AskSlurm(LOST_AT))
+    said = answers.get(timeout=20)
+    assert isinstance(said, SlurmSaid)
+    assert said.verdict.cause is Cause.PREEMPTION
+
+
+def test_a_requeue_that_slurm_does_not_know_of_ends_with_its_words() -> None:
+    slurm = Slurm()
+    slurm.away = True
+    made, answers = errands(slurm)
+    made.start()
+    made.put(Requeue((1, 2), {}))
+    ended = answers.get(timeout=20)
+    assert isinstance(ended, RequeueEnded)
+    assert not ended.ok
+    assert "does not know the job" in ended.reason
+    assert ended.fields["action"] == "refused"
+
+
+@pytest.mark.parametrize(
+    ("node", "excluded"),
+    [
+        ("State=IDLE BootTime=2027-01-15T08:00:30", False),
+        ("State=IDLE BootTime=2027-01-15T07:00:00", True),  # Slurm has not noticed yet
+        ("State=DOWN* BootTime=2027-01-15T08:00:30", True),
+        ("State=IDLE+DRAIN BootTime=2027-01-15T08:00:30", True),
+        ("State=IDLE BootTime=None", True),
+    ],
+)
+def test_a_lost_node_is_left_out_until_slurm_knows_that_it_was_started_again(node: str, excluded: bool) -> None:
+    made, _ = errands(Slurm(n3=node))
+    assert made._not_back({"n3": LOST_AT}) == (["n3"] if excluded else [])
+
+
+def test_what_nobody_can_tell_is_left_out() -> None:
+    slurm = Slurm()
+    made, _ = errands(slurm)
+    assert made._not_back({"n3": LOST_AT}) == ["n3"]
+    slurm.away = True
+    assert made._not_back({"n3": LOST_AT}) == ["n3"]
+    assert made._not_back({}) == []

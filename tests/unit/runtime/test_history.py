@@ -1,0 +1,75 @@
+"""A budget cannot be escaped by dying: the history is the same fold over events, live and after a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from slurm_resilience.observe.events import EventWriter, read_events
+from slurm_resilience.runtime.history import History
+
+
+def replay(*events: tuple[str, dict[str, Any]]) -> History:
+    return History.replay({"event": name, "attempt": 1, "restart": 0, **fields} for name, fields in events)
+
+
+def fault(cause: str = "rank_crash", **fields: Any) -> tuple[str, dict[str, Any]]:
+    return "attempt_stopped", {"fault": True, "cause": cause, **fields}
+
+
+def saved(step: int) -> tuple[str, dict[str, Any]]:
+    return "checkpoint_committed", {"step": step}
+
+
+def test_only_a_newer_checkpoint_is_progress() -> None:
+    assert replay(fault(), saved(10)).count("rank_crash") == 0
+    assert replay(saved(10), fault(), saved(10), saved(5)).count("rank_crash") == 1
+    assert replay(saved(10), fault(), fault("hang"), saved(11)).faults == []
+
+
+def test_stops_that_were_asked_for_are_no_faults() -> None:
+    history = replay(("attempt_stopped", {"fault": False, "cause": "preemption"}))
+    assert history.faults == []
+
+
+def test_signatures_count_in_a_row_only() -> None:
+    same, other = {"signature": "ValueError: x at step 3"}, {"signature": "KeyError: y at step 3"}
+    assert replay(fault(**same), fault(**same)).same_signature() == 2
+    assert replay(fault(**same), fault(**other)).same_signature() == 1
+    assert replay(fault(**same), saved(3), fault(**same)).same_signature() == 1
+    assert replay(fault(), fault()).same_signature() == 0
+
+
+def test_the_attempt_that_a_dead_supervisor_left_is_open() -> None:
+    started = ("attempt_started", {"nodes": ["n1"], "plan": {}})
+    opened = replay(started).open_attempt
+    assert opened is not None
+    assert opened["nodes"] == ["n1"]
+    assert replay(started, fault()).open_attempt is None
+    assert replay(started, ("allocation_started", {"job_id": "8"})).open_attempt is None
+
+
+def test_somebody_who_submits_a_failed_run_again_starts_with_full_budgets() -> None:
+    failed = (fault(), fault(), ("run_failed", {"cause": "rank_crash"}))
+    first = ("allocation_started", {"job_id": "7"})
+    assert replay(first, *failed, ("allocation_started", {"job_id": "8"})).faults == []
+    assert len(replay(first, *failed, ("allocation_started", {"job_id": "7", "restart": 1})).faults) == 2
+    assert len(replay(first, fault(), ("allocation_started", {"job_id": "8"})).faults) == 1
+
+
+def test_supervisors_that_die_are_counted_until_there_is_progress() -> None:
+    died = ("supervisor_restarted", {})
+    assert replay(died, died).supervisor_restarts == 2
+    assert replay(died, saved(1), died).supervisor_restarts == 1
+
+
+def test_replaying_the_file_gives_the_history_that_wrote_it(tmp_path: Any) -> None:
+    writer, live = EventWriter(tmp_path, restart=3), History()
+    for name, fields in [
+        ("allocation_started", {"job_id": "7", "nodes": ["n1"]}),
+        fault(node="n1", signature="s"),
+        saved(4),
+        fault("hang", node="n2"),
+    ]:
+        live.apply(writer.write(name, attempt=2, **fields))
+    assert History.replay(read_events(tmp_path)) == live
+    assert live.restart == 3

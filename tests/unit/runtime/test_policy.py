@@ -1,0 +1,141 @@
+"""What happens next, and why: the policy as a table of situations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from slurm_resilience.config import BudgetConfig, ResilienceConfig
+from slurm_resilience.errors import EXIT_CODE_OF, Cause, ExitCode
+from slurm_resilience.runtime.history import Fault, History
+from slurm_resilience.runtime.policy import RETURN_S, Decision, Situation, budget_of, decide, decide_warned
+
+
+def config(low: int = 2, high: int = 4, **more: Any) -> ResilienceConfig:
+    return ResilienceConfig.build({"nodes": (low, high), **more})
+
+
+def at_rest(ready: str = "", *, fault: Cause | None = None, coming: str = "", returning: str = "", **more: Any) -> Situation:
+    return Situation(
+        fault,
+        "n1: what was seen",
+        tuple(ready.split()),
+        tuple(coming.split()),
+        tuple(returning.split()),
+        **{"idle_s": 100.0, **more},
+    )
+
+
+@pytest.mark.parametrize(
+    ("situation", "action", "nodes"),
+    [
+        (at_rest("n1 n2 n3 n4"), "launch", "n1 n2 n3 n4"),
+        (at_rest("n1 n2 n3 n4 n5 n6"), "launch", "n1 n2 n3 n4"),
+        (at_rest("n1 n2 n3", coming="n4"), "wait", ""),
+        (at_rest("n1 n2 n3"), "launch", "n1 n2 n3"),
+        (at_rest("n1 n2", returning="n3 n4"), "launch", "n1 n2"),
+        (at_rest("n1", returning="n2", idle_s=1.0), "wait", ""),
+        (at_rest("n1", returning="n2", idle_s=RETURN_S + 1), "requeue", ""),
+        (at_rest("n1"), "requeue", ""),
+        (at_rest("n1", can_requeue=False), "stop", ""),
+        (at_rest("", coming="n1 n2"), "wait", ""),
+    ],
+)
+def test_with_whom(situation: Situation, action: str, nodes: str) -> None:
+    decision = decide(History(), situation, config())
+    assert (decision.action, decision.nodes) == (action, tuple(nodes.split()))
+    assert decision.reason
+
+
+@pytest.mark.parametrize(
+    ("situation", "cause"),
+    [
+        (at_rest("n1", fault=Cause.NODE_LOST), Cause.NODE_LOST),
+        (at_rest("n1", lost=("n2",)), Cause.NODE_LOST),
+        (at_rest("n1"), Cause.LAUNCH_FAILED),
+    ],
+)
+def test_too_few_nodes_end_with_what_made_them_few(situation: Situation, cause: Cause) -> None:
+    decision = decide(History(), situation, config(requeue=False))
+    assert (decision.cause, decision.exit_code) == (cause, EXIT_CODE_OF[cause])
+
+
+def faults(*causes: Cause, signature: str = "") -> History:
+    return History(faults=[Fault(number, str(cause), "n1", signature) for number, cause in enumerate(causes)])
+
+
+@pytest.mark.parametrize(
+    "cause", [Cause.RANK_CRASH, Cause.HANG, Cause.NODE_LOST, Cause.LAUNCH_FAILED, Cause.OOM, Cause.BAD_CHECKPOINT]
+)
+def test_each_cause_has_a_budget_of_its_own(cause: Cause) -> None:
+    budget = budget_of(cause, BudgetConfig())
+    assert budget is not None
+    situation = at_rest("n1 n2 n3 n4", fault=cause)
+    assert decide(faults(*[cause] * budget), situation, config()).action == "launch"
+    over = decide(faults(*[cause] * (budget + 1)), situation, config())
+    assert (over.action, over.cause, over.exit_code) == ("stop", cause, EXIT_CODE_OF[cause])
+    other = Cause.HANG if cause is not Cause.HANG else Cause.OOM
+    assert decide(faults(*[cause] * 20, other), at_rest("n1 n2 n3 n4", fault=other), config()).action == "launch"
+
+
+@pytest.mark.parametrize("cause", [Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CANCELLED])
+def test_what_slurm_does_costs_nothing(cause: Cause) -> None:
+    assert budget_of(cause, BudgetConfig()) is None
+
+
+def test_a_configuration_error_is_never_tried_again() -> None:
+    decision = decide(faults(Cause.CONFIG_ERROR), at_rest("n1 n2 n3 n4", fault=Cause.CONFIG_ERROR), config())
+    assert decision.exit_code == ExitCode.CONFIG_ERROR
+
+
+def test_the_same_exception_twice_is_the_users_code_and_says_so() -> None:
+    history = faults(Cause.RANK_CRASH, Cause.RANK_CRASH, signature="ValueError: x at step 3")
+    decision = decide(history, at_rest("n1 n2", fault=Cause.RANK_CRASH), config())
+    assert decision.exit_code == ExitCode.APP_ERROR
+    assert "n1: what was seen" in decision.reason
+    history.faults.append(Fault(9, "node_lost", "n2", ""))
+    assert decide(history, at_rest("n1 n2", fault=Cause.NODE_LOST), config()).action == "launch"
+
+
+def test_faults_without_progress_are_followed_by_longer_and_longer_pauses() -> None:
+    pauses = []
+    for count in range(1, 8):
+        history = faults(*[Cause.RANK_CRASH] * count)
+        generous = config(budgets={"rank_crash": 1000})
+        pauses.append(
+            next(
+                pause
+                for pause in (0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
+                if decide(history, at_rest("n1 n2 n3 n4", fault=Cause.RANK_CRASH, idle_s=pause), generous).action == "launch"
+            )
+        )
+    assert pauses == [0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0]
+    lost = decide(faults(*[Cause.NODE_LOST] * 5), at_rest("n1 n2 n3 n4", fault=Cause.NODE_LOST, idle_s=0.0), config())
+    assert lost.action == "launch"
+
+
+@pytest.mark.parametrize(
+    ("cause", "already", "can", "action"),
+    [
+        (Cause.PREEMPTION, False, True, "requeue"),
+        (Cause.TIME_LIMIT, False, True, "requeue"),
+        (Cause.NODE_LOST, False, True, "requeue"),
+        (Cause.PREEMPTION, False, False, "stop"),
+        (Cause.CANCELLED, False, True, "stop"),
+        (Cause.UNKNOWN, False, True, "stop"),
+        (Cause.OOM, False, True, "stop"),
+        (Cause.UNKNOWN, True, True, "requeue"),
+        (Cause.PREEMPTION, True, False, "requeue"),
+    ],
+)
+def test_after_a_warning(cause: Cause, already: bool, can: bool, action: str) -> None:
+    decision = decide_warned(cause, "as Slurm says", already_requeued=already, can_requeue=can)
+    assert (decision.action, decision.exit_code) == (action, EXIT_CODE_OF[cause])
+    assert "as Slurm says" in decision.reason
+
+
+def test_evidence_is_added_to_a_reason_only_where_there_is_some() -> None:
+    decision = Decision("stop", "too few")
+    assert decision.because("").reason == "too few"
+    assert decision.because("n2: no route").reason == "too few (n2: no route)"

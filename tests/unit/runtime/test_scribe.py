@@ -1,0 +1,99 @@
+"""What the supervisor writes, when the file system does not play along."""
+
+from __future__ import annotations
+
+import errno
+import queue
+import time
+from pathlib import Path
+from typing import Any
+
+from slurm_resilience.observe.events import EventWriter, read_events
+from slurm_resilience.runtime.address import SupervisorAddress
+from slurm_resilience.runtime.inputs import AttemptWritten, Record, Superseded, WriteAttempt, WriteStatus
+from slurm_resilience.runtime.run_folder import RunFolder, RunStatus
+from slurm_resilience.runtime.scribe import Scribe
+
+PATIENCE_S = 20.0
+
+
+class FullDisk(EventWriter):
+    """An event file on a disk that is full while ``full`` is set."""
+
+    full = False
+
+    def write(self, event: str, /, **fields: Any) -> dict[str, Any]:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(event, **fields)
+
+
+class Desk:
+    def __init__(self, path: Path) -> None:
+        self.folder = RunFolder(path)
+        self.folder.prepare()
+        self.disk = FullDisk(path, restart=0)
+        self.answers: queue.Queue[Any] = queue.Queue()
+        self.shown: list[str] = []
+        self.scribe = Scribe(self.folder, self.disk, epoch=3, answer=self.answers.put, show=self.shown.append)
+        self.scribe.start()
+
+    def announce(self, epoch: int) -> None:
+        SupervisorAddress(epoch, "127.0.0.1", 1, "t", 1, "b", "7", 0).write(self.folder.path)
+
+    @property
+    def events(self) -> list[str]:
+        return [event["event"] for event in read_events(self.folder.path)]
+
+
+def record(name: str) -> Record:
+    return Record(name, {}, 1.0, 1)
+
+
+def test_outputs_are_done_in_order(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.announce(3)
+    desk.scribe.put(record("a"))
+    desk.scribe.put(WriteAttempt(5))
+    desk.scribe.put(record("b"))
+    desk.scribe.put(WriteStatus(RunStatus("running")))
+    desk.scribe.say("a line")
+    assert desk.scribe.flush(within_s=PATIENCE_S)
+    assert desk.events == ["a", "b"]
+    assert desk.answers.get_nowait() == AttemptWritten(5)
+    assert desk.folder.attempt() == 5
+    assert desk.folder.status() == RunStatus("running")
+    assert desk.shown == ["a line"]
+
+
+def test_events_that_find_no_room_are_kept_in_order_and_written_later(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.scribe.put(record("a"))
+    assert desk.scribe.flush(within_s=PATIENCE_S)
+    desk.disk.full = True
+    desk.scribe.put(record("b"))
+    desk.scribe.put(record("c"))
+    deadline = time.monotonic() + PATIENCE_S
+    while not desk.shown:
+        assert time.monotonic() < deadline
+    assert "No space left" in desk.shown[0]
+    assert desk.events == ["a"]
+    desk.disk.full = False
+    desk.scribe.put(record("d"))
+    while desk.events != ["a", "b", "c", "d"]:
+        assert time.monotonic() < deadline, desk.events
+
+
+def test_one_that_has_been_superseded_writes_no_attempt_no_event_no_state(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.announce(4)
+    desk.scribe.put(record("a"))
+    desk.scribe.put(WriteAttempt(9))
+    desk.scribe.put(record("b"))
+    desk.scribe.put(WriteStatus(RunStatus("failed")))
+    assert desk.scribe.flush(within_s=PATIENCE_S)
+    assert desk.answers.get_nowait() == Superseded(4)
+    assert desk.answers.empty()
+    assert desk.folder.attempt() == 0
+    assert desk.events == ["a"]
+    assert desk.folder.status() is None
