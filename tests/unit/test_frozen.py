@@ -34,7 +34,7 @@ def written_events() -> dict[str, set[str]]:
             if not (isinstance(node, ast.Call) and node.args):
                 continue
             called = ast.unparse(node.func)
-            is_event = re.search(r"(_record|_note|\bRecord|events?\.write)$", called)
+            is_event = re.search(r"(\.record|\.note|\bRecord|events?\.write)$", called)
             is_fact = re.search(r"(link|facts?|sender)\.send$", called)
             for name in ast.walk(node.args[0]) if is_event or is_fact else ():
                 if isinstance(name, ast.Constant) and isinstance(name.value, str):
