@@ -76,7 +76,7 @@ def train(
     if probe:
         run.probe(lambda x, y: torch.nn.functional.cross_entropy(model(x), y), *sample(range(4)))
     started = run.resume()
-    out: dict[str, Any] = {"start": started, "loss": {}, "ids": {}, "samples": {}, "drawn": {}, "checkpoints": []}
+    out: dict[str, Any] = {"start": started, "loss": {}, "ids": {}, "samples": {}, "drawn": {}, "reduced": []}
     for step in run.steps(total):
         try:
             optimizer.zero_grad()
@@ -87,6 +87,7 @@ def train(
                 with run.accumulate(micro):
                     loss = torch.nn.functional.cross_entropy(model(x), y)
                     run.scale_loss(loss, micro).backward()
+                out["reduced"].append((micro.last, model[0].weight.grad is not None) if kind == "fsdp" else ())
                 mean += loss.detach() * micro.weight
                 taken += [] if micro.filler else micro.indices
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

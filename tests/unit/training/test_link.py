@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,9 +30,11 @@ def test_an_agent_that_does_not_listen_for_a_while_loses_no_fact_and_costs_one_s
     agent: tuple[PageReader, FactReceiver, link.AgentLink],
 ) -> None:
     reader, receiver, mine = agent
+    began = time.monotonic()
     sent = [mine.send("checkpoint_committed", step=step) for step in range(40)]
     assert sent.index(False) == sum(sent)  # once it was not heard, no more was tried
     mine.send("step_reported", step=40)
+    assert time.monotonic() - began < 10  # one second for each of the thirty that were not heard would be more
     heard = receiver.receive()
     assert len(heard) == sum(sent)
     while not reader.read().done:

@@ -468,6 +468,20 @@ def test_wrong_content_with_right_digests_is_caught_by_name(
     assert named in rejected["reason"]
 
 
+class _Counts(torch.nn.Module):
+    """Keeps a buffer that changes with every forward pass, in evaluation mode too."""
+
+    calls: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x
+
+
 def test_the_probe_leaves_no_trace(begin: Callable[..., Run], tmp_path: Path) -> None:
     def with_dropout(run: Run, total: int, probe: bool) -> list[float]:
         torch.manual_seed(3)

@@ -3,8 +3,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -47,25 +47,26 @@ def test_a_handler_that_somebody_installed_since_stays() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
-def _child(ready: object) -> None:
-    ready.set()  # type: ignore[attr-defined]
-    time.sleep(30)
+def _child(flags: SignalFlags, ready: Any, asked: Any, answer: Any) -> None:
+    ready.set()
+    asked.wait(30)
+    answer.put(flags.seen(*WATCHED))
 
 
-def test_a_forked_child_survives_what_is_not_meant_for_it(flags: SignalFlags) -> None:
+def test_a_forked_child_survives_what_is_not_meant_for_it_and_takes_no_note(flags: SignalFlags) -> None:
     context = multiprocessing.get_context("fork")
-    ready = context.Event()
-    child = context.Process(target=_child, args=(ready,))
+    ready, asked, answer = context.Event(), context.Event(), context.SimpleQueue()
+    child = context.Process(target=_child, args=(flags, ready, asked, answer))
     child.start()
     assert ready.wait(10)
     assert child.pid is not None
     os.kill(child.pid, signal.SIGTERM)
     os.kill(child.pid, signal.SIGUSR2)
-    child.join(0.3)
-    assert child.is_alive()
+    asked.set()
+    child.join(30)
+    assert child.exitcode == 0
+    assert answer.get() is False
     assert not flags.seen(*WATCHED)
-    child.kill()
-    child.join()
 
 
 class _Slow(Dataset[torch.Tensor]):

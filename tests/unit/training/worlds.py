@@ -49,8 +49,8 @@ _begun: list[Started] = []
 @atexit.register
 def _end_server() -> None:
     # The server lives as long as one of its children, so those that a failed test has left behind go first.
-    for world in list(_begun):
-        world.end()
+    while _begun:
+        _begun[-1].end()
     multiprocessing.forkserver._forkserver._stop()  # type: ignore[attr-defined]
 
 
