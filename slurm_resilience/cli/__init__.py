@@ -19,6 +19,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "events": ("slurm_resilience.cli.events", "the facts and incidents of a run"),
     "checkpoints": ("slurm_resilience.cli.checkpoints", "list, check, repair and pin checkpoints"),
     "plan": ("slurm_resilience.cli.plan", "meshes, checkpoint intervals and effective training time, before you submit"),
+    "nodes": ("slurm_resilience.cli.nodes", "which nodes are out and why; drain, return, hold"),
+    "hooks": ("slurm_resilience.cli.hooks", "install, check and rehearse the admin's prolog, epilog and node checks"),
     "sandbox": ("slurm_resilience.cli.sandbox", "a real Slurm cluster on this machine, with faults on demand"),
 }
 

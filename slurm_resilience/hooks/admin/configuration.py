@@ -1,0 +1,212 @@
+"""hooks.yaml, validated to the last key and compiled to the JSON that the hooks read."""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from slurm_resilience.errors import ConfigError, nearest
+from slurm_resilience.hooks import budget, checks, engine
+from slurm_resilience.hooks.world import VERSION
+
+CONFIG = Path("/etc/slurm-resilience/hooks.yaml")
+CONTEXTS = ("prolog", "epilog", "periodic", "boot")
+SEVERITIES = (checks.FLAG, checks.DRAIN_AFTER, checks.DRAIN_NOW)
+BLAMES = (checks.NODE, checks.JOB, checks.FABRIC, checks.NOBODY)
+
+# section -> key -> default.  A key that is not here is refused: a typo must not switch a limit off.
+SECTIONS: dict[str, dict[str, Any]] = {
+    "slurm": {
+        "scontrol": "/usr/bin/scontrol", "squeue": "/usr/bin/squeue", "sacctmgr": "/usr/bin/sacctmgr", "conf": "",
+        "call_s": 3.0, "accounting": False,
+    },
+    "budget": {**budget.DEFAULTS, "jitter_s": 0.3},
+    "return": {"passes": 3, "hold_s": 600, "per_day": 3},
+    "verdict": {"fresh_s": 600},
+    "hints": {"box": "/run/slurm-resilience-hints"},
+    "expedite": {"jobs": "resilient"},
+    "metrics": {"folder": ""},
+}  # fmt: skip
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "clock": ("chronyc", "fail_s", "warn_s", "jump_s"),
+    "cpu": ("count",),
+    "filesystem": ("paths",),
+    "gpu": ("count", "nvidia_smi"),
+    "gpu_memory": ("count", "nvidia_smi"),
+    "leftovers": ("fix", "least_uid"),
+    "memory": ("real_memory_mb", "tolerance_percent"),
+    "memory_errors": ("corrected", "uncorrected"),
+    "oom": (),
+    "tmpfiles": ("fix", "least_uid", "paths", "squeue"),
+    "xid": ("nvidia_smi",),
+}
+_PATH_OPTIONS = ("path", "mount", "type", "read_only_ok", "free_percent", "full_drains")
+_CHECK_KEYS = ("mode", "contexts", "timeout_s", "severity", "after_fails", "options", "nodes")
+_SITE_KEYS = (*_CHECK_KEYS[:5], "nodes", "command", "blame")
+
+DEFAULT_TEXT = """\
+# What slurm-resilience does on every node.  After a change:  slurm-resilience hooks check --write
+# Modes of a check: off, observe (record what it would do), comment (mark the node), drain (within the budget below).
+mode: observe
+checks:
+  filesystem: {options: {paths: [/, /tmp]}}
+  memory: {}
+  cpu: {}
+  memory_errors: {}
+  oom: {}
+  clock: {}
+  leftovers: {}
+  tmpfiles: {}
+  # gpu: {options: {count: 8}}
+  # gpu_memory: {options: {count: 8}}
+  # xid: {}
+  # A check of your own: any executable of root's; exit 0 ok, 1 warn, 2 fail, 3 unknown, and one line of text.
+  # site_scratch: {command: /usr/local/sbin/check-scratch, contexts: [prolog, periodic], timeout_s: 5, blame: fabric}
+budget: {max_nodes: 10, max_percent: 5, partition_max_percent: 25}
+return: {passes: 3, hold_s: 600, per_day: 3}
+"""
+
+
+def compile_file(path: Path, into: Path) -> dict[str, Any]:
+    """Read, validate, and write the compiled form next to it for root's hooks.  Raises :class:`ConfigError`."""
+    from slurm_resilience._atomic import write_json_atomic
+
+    compiled = read(path)
+    write_json_atomic(into, compiled, mode=0o644)
+    return compiled
+
+
+def read(path: Path) -> dict[str, Any]:
+    """The compiled form of a configuration file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read", evidence=str(error), remedy="hooks install writes a first one") from error
+    return {**compile_text(text, str(path)), "source": str(path), "source_crc": binascii.crc32(text.encode())}
+
+
+def compile_text(text: str, name: str = "hooks.yaml") -> dict[str, Any]:
+    """The compiled form, every default filled in.  Raises :class:`ConfigError` that names the key and the nearest valid one."""
+    import yaml
+
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} is not YAML", evidence=" ".join(str(error).split())) from error
+    value = _mapping(value if value is not None else {}, name)
+    _known(value, [*SECTIONS, "checks", "mode"], name)
+    mode = _one_of(value.get("mode", "observe"), engine.MODES, f"{name}: mode")
+    compiled: dict[str, Any] = {"v": VERSION}
+    for section, defaults in SECTIONS.items():
+        given = _mapping(value.get(section, {}), f"{name}: {section}")
+        _known(given, defaults, f"{name}: {section}")
+        for key, item in given.items():
+            _alike(item, defaults[key], f"{name}: {section}.{key}")
+        compiled[section] = {**defaults, **given}
+    _one_of(compiled["expedite"]["jobs"], ("off", "resilient", "all"), f"{name}: expedite.jobs")
+    for tool in ("scontrol", "squeue", "sacctmgr"):
+        _absolute(compiled["slurm"][tool], f"{name}: slurm.{tool}")
+    entries = _mapping(value.get("checks", {}), f"{name}: checks")
+    compiled["checks"] = {key: _check(key, entry, mode, compiled, f"{name}: checks.{key}") for key, entry in entries.items()}
+    return compiled
+
+
+def _check(name: str, entry: Any, mode: str, compiled: dict[str, Any], where: str) -> dict[str, Any]:
+    given = _mapping(entry if entry is not None else {}, where)
+    if name in checks.ALL:
+        _known(given, _CHECK_KEYS, where)
+        module: Any = checks.module(name)
+        contexts, timeout_s, severity = list(module.CONTEXTS), module.TIMEOUT_S, module.SEVERITY
+    elif "command" in given:
+        if not name.replace("_", "").isalnum() or not name.islower():
+            raise ConfigError(f"{where}: a check's name is of a-z, 0-9 and _")
+        _known(given, _SITE_KEYS, where)
+        _absolute(given["command"], f"{where}.command")
+        contexts, timeout_s, severity = ["periodic"], 5.0, checks.DRAIN_AFTER
+    else:
+        raise ConfigError(f"{where}: unknown check: {nearest(name, checks.ALL)}", remedy="a check of your own has a command")
+    out: dict[str, Any] = {
+        "mode": _one_of(given.get("mode", mode), engine.MODES, f"{where}.mode"),
+        "contexts": [_one_of(c, CONTEXTS, f"{where}.contexts") for c in given.get("contexts", contexts)],
+        "timeout_s": _positive(given.get("timeout_s", timeout_s), f"{where}.timeout_s"),
+        "severity": _one_of(given.get("severity", severity), SEVERITIES, f"{where}.severity"),
+        "after_fails": int(_positive(given.get("after_fails", 1), f"{where}.after_fails")),
+        "options": _options(name, given.get("options", {}), f"{where}.options"),
+    }
+    if "command" in given:
+        out["command"] = given["command"]
+        out["blame"] = _one_of(given.get("blame", checks.NODE), BLAMES, f"{where}.blame")
+    if name == "tmpfiles":
+        out["options"].setdefault("squeue", compiled["slurm"]["squeue"])
+    rules = given.get("nodes", [])
+    if not isinstance(rules, list):
+        raise ConfigError(f"{where}.nodes must be a list of rules, each with a match")
+    for index, rule in enumerate(rules):
+        _known(
+            _mapping(rule, f"{where}.nodes[{index}]"), ("match", "options", "mode", "severity", "after_fails"), f"{where}.nodes"
+        )
+        if not isinstance(rule.get("match"), str) or not rule["match"]:
+            raise ConfigError(f"{where}.nodes[{index}] needs a match such as gpu[1-4]")
+        _options(name, rule.get("options", {}), f"{where}.nodes[{index}].options")
+        _one_of(rule.get("mode", mode), engine.MODES, f"{where}.nodes[{index}].mode")
+    if rules:
+        out["nodes"] = rules
+    return out
+
+
+def _options(name: str, value: Any, where: str) -> dict[str, Any]:
+    given = dict(_mapping(value, where))
+    _known(given, OPTIONS.get(name, ()), where)
+    for key in ("nvidia_smi", "chronyc", "squeue"):
+        if key in given:
+            _absolute(given[key], f"{where}.{key}")
+    for path in given.get("paths", []):
+        if isinstance(path, Mapping) and name == "filesystem":
+            _known(path, _PATH_OPTIONS, f"{where}.paths")
+            path = path.get("path")
+        _absolute(path, f"{where}.paths")
+    return given
+
+
+def _mapping(value: Any, where: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ConfigError(f"{where} must be a mapping of names to values, not {value!r}")
+    return value
+
+
+def _known(value: Mapping[str, Any], names: Any, where: str) -> None:
+    for key in value:
+        if key not in names:
+            raise ConfigError(f"{where}: unknown key {key!r}: {nearest(key, names)}")
+
+
+def _alike(value: Any, default: Any, where: str) -> None:
+    if isinstance(default, bool):
+        fits = isinstance(value, bool)
+    elif isinstance(default, (int, float)):
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+    else:
+        fits = isinstance(value, str)
+    if not fits:
+        raise ConfigError(f"{where} must be like {default!r}, not {value!r}")
+
+
+def _one_of(value: Any, names: Any, where: str) -> str:
+    if value is False and "off" in names:  # YAML reads a bare `off` as false
+        value = "off"
+    if not isinstance(value, str) or value not in names:
+        raise ConfigError(f"{where}: {value!r}: {nearest(str(value), names)}")
+    return value
+
+
+def _positive(value: Any, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+        raise ConfigError(f"{where} must be a number above 0, not {value!r}")
+    return float(value)
+
+
+def _absolute(value: Any, where: str) -> None:
+    if not isinstance(value, str) or not value.startswith("/") or "\n" in value:
+        raise ConfigError(f"{where} must be an absolute path, not {value!r}", evidence="hooks have no PATH to search")

@@ -1,0 +1,249 @@
+"""Installs, compares and removes the hooks.  Twice is once; what was there before comes back with uninstall."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import slurm_resilience.hooks
+from slurm_resilience import __version__
+from slurm_resilience._atomic import write_atomic
+from slurm_resilience.errors import ConfigError
+from slurm_resilience.hooks import files
+from slurm_resilience.hooks.admin import configuration, entries
+from slurm_resilience.hooks.admin.entries import KINDS, Places
+
+PREFIX = Path("/usr/local/lib/slurm-resilience-hooks")
+STATE = Path("/var/lib/slurm-resilience/hooks")
+PYTHONS = ("/usr/libexec/platform-python", "/usr/bin/python3")
+BACKUP = ".before-slurm-resilience"
+INTERVAL_S = 300
+_LOGROTATE = """{state}/*/ledger.jsonl {{
+    weekly
+    rotate 8
+    compress
+    missingok
+    notifempty
+    su root root
+}}
+"""
+
+
+@dataclass
+class Change:
+    """One file as it is to be; ``text`` None for a file to be removed."""
+
+    path: Path
+    text: str | None
+    mode: int = 0o644
+
+    def needed(self) -> bool:
+        if self.text is None:
+            return self.path.exists()
+        if not self.path.is_file() or self.path.is_symlink() or self.path.stat().st_mode & 0o777 != self.mode:
+            return True
+        return self.path.read_text(encoding="utf-8") != self.text
+
+
+@dataclass
+class Installation:
+    """Everything that ``install`` would do, before it does it."""
+
+    places: Places
+    root: Path
+    slurm_conf: Path | None
+    kinds: tuple[str, ...]
+    changes: list[Change] = field(default_factory=list)
+    lines: dict[str, str] = field(default_factory=dict)  # slurm.conf key -> value
+    before: dict[str, str] = field(default_factory=dict)
+
+    def on_disk(self, path: Path) -> Path:
+        """Where a path of the node is on this machine (``--root`` is a node image)."""
+        return self.root / path.relative_to("/") if self.root != Path("/") else path
+
+
+def python_of(wanted: str | None) -> Path:
+    """The interpreter that root will run: the system's own.  Raises :class:`ConfigError` for one that others can change."""
+    for name in [wanted] if wanted else PYTHONS:
+        if name and os.access(name, os.X_OK):
+            why = files.distrust(name)
+            if why:
+                raise ConfigError(f"root must not run {name}", evidence=why, remedy="choose the system's with --python")
+            return Path(name)
+    raise ConfigError("There is no Python for the nodes", evidence=f"looked for {wanted or ', '.join(PYTHONS)}")
+
+
+def plan(
+    places: Places, *, root: Path = Path("/"), slurm_conf: Path | None = None, kinds: tuple[str, ...] = tuple(KINDS.values())
+) -> Installation:
+    """What an installation consists of.  Writes nothing.  Raises :class:`ConfigError` for places that others can write."""
+    todo = Installation(places, root, slurm_conf, kinds)
+    for path in (places.prefix, places.config, places.state):
+        _refuse_writable(todo.on_disk(path))
+    source = Path(slurm_resilience.hooks.__file__).parent
+    for path in sorted([*source.glob("*.py"), *source.glob("checks/*.py")]):
+        to = places.library / path.relative_to(source)
+        todo.changes.append(Change(todo.on_disk(to), path.read_text(encoding="utf-8")))
+    if not todo.on_disk(places.config).exists():
+        todo.changes.append(Change(todo.on_disk(places.config), configuration.DEFAULT_TEXT))
+    todo.before = settings_of(slurm_conf) if slurm_conf else {}
+    remembered = _receipt(todo).get("before", {})
+    for key, kind in KINDS.items():
+        if kind not in kinds:
+            continue
+        there = todo.before.get(key, "")
+        ours = str(places.entry(kind))
+        chained = remembered.get(key, "") if there == ours else there
+        if any(mark in chained for mark in "*?["):
+            script = places.prefix / "bin" / f"chained-{kind}"
+            todo.changes.append(Change(todo.on_disk(script), entries.chain_of(chained), 0o755))
+            chained = str(script)
+        todo.changes.append(Change(todo.on_disk(places.entry(kind)), entries.entry(places, kind, chained), 0o755))
+        todo.lines[key] = ours
+        todo.before[key] = remembered.get(key, "") if there == ours else there
+    if "healthcheck" in kinds:
+        if todo.before.get("HealthCheckInterval", "0") in ("", "0"):
+            todo.lines["HealthCheckInterval"] = str(INTERVAL_S)
+        if not todo.before.get("HealthCheckNodeState"):
+            todo.lines["HealthCheckNodeState"] = "ANY"
+    rotate = todo.on_disk(Path("/etc/logrotate.d/slurm-resilience-hooks"))
+    if rotate.parent.is_dir():
+        todo.changes.append(Change(rotate, _LOGROTATE.format(state=places.state)))
+    return todo
+
+
+def apply(todo: Installation, *, write_slurm_conf: bool = False) -> list[str]:
+    """Do it; the files that were changed.  Raises :class:`ConfigError` before anything when the configuration is wrong."""
+    places = todo.places
+    config = todo.on_disk(places.config)
+    text = next((change.text for change in todo.changes if change.path == config), None)
+    configuration.compile_text(text or config.read_text(encoding="utf-8"), str(places.config))
+    changed = []
+    for change in todo.changes:
+        if change.needed():
+            assert change.text is not None
+            _root_folder(change.path.parent)
+            write_atomic(change.path, change.text, mode=change.mode)
+            os.chmod(change.path, change.mode)
+            changed.append(str(change.path))
+    compiled = {**configuration.read(config), "source": str(places.config)}
+    out = Change(todo.on_disk(places.compiled), json.dumps(compiled, sort_keys=True) + "\n")
+    if out.needed():
+        write_atomic(out.path, out.text or "")
+        os.chmod(out.path, 0o644)
+        changed.append(str(out.path))
+    if changed and todo.root == Path("/"):  # bytecode of the interpreter that will read it
+        subprocess.run([str(places.python), "-I", "-S", "-m", "compileall", "-q", str(places.library)], check=False)
+    if todo.root == Path("/"):
+        _root_folder(places.state.parent)
+        files.private_folder(str(places.state))
+        if "epilogslurmctld" in todo.kinds:
+            _controller_folder(entries.controller_state(places))
+    receipt = {"v": 1, "release": __version__, "before": {key: todo.before.get(key, "") for key in todo.lines}}
+    write_atomic(todo.on_disk(places.prefix) / "install.json", json.dumps(receipt, sort_keys=True) + "\n")
+    if write_slurm_conf and todo.slurm_conf is not None:
+        text = with_settings(todo.slurm_conf.read_text(encoding="utf-8"), todo.lines)
+        if text != todo.slurm_conf.read_text(encoding="utf-8"):
+            backup = todo.slurm_conf.with_name(todo.slurm_conf.name + BACKUP)
+            if not backup.exists():
+                shutil.copy2(todo.slurm_conf, backup)
+            write_atomic(todo.slurm_conf, text, mode=todo.slurm_conf.stat().st_mode & 0o777)
+            changed.append(str(todo.slurm_conf))
+    return changed
+
+
+def uninstall(places: Places, *, root: Path = Path("/"), slurm_conf: Path | None = None, purge: bool = False) -> list[str]:
+    """Remove the files, and put slurm.conf's lines back as they were.  Configuration and ledgers stay unless ``purge``."""
+    todo = Installation(places, root, slurm_conf, ())
+    gone = []
+    before = _receipt(todo).get("before", {})
+    if slurm_conf is not None and before:
+        now = settings_of(slurm_conf)
+        ours = {key for key in before if key not in KINDS or now.get(key) == str(places.entry(KINDS[key]))}
+        text = with_settings(slurm_conf.read_text(encoding="utf-8"), {key: before[key] for key in ours})
+        write_atomic(slurm_conf, text, mode=slurm_conf.stat().st_mode & 0o777)
+        gone.append(str(slurm_conf))
+    folders = [places.prefix] + ([places.state, places.config, places.compiled] if purge else [])
+    for path in [*folders, Path("/etc/logrotate.d/slurm-resilience-hooks")]:
+        there = todo.on_disk(path)
+        if there.is_dir():
+            shutil.rmtree(there)
+        elif there.exists():
+            there.unlink()
+        else:
+            continue
+        gone.append(str(there))
+    return gone
+
+
+def settings_of(path: Path) -> dict[str, str]:
+    """The settings of a slurm.conf that stand alone on their lines; the last of each key counts, as for Slurm."""
+    found = {}
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read", evidence=str(error)) from error
+    for line in text.splitlines():
+        match = re.match(r"\s*([A-Za-z]+)\s*=\s*(.*?)\s*(?:#.*)?$", line)
+        if match:
+            canonical = {key.lower(): key for key in [*KINDS, "HealthCheckInterval", "HealthCheckNodeState"]}
+            found[canonical.get(match.group(1).lower(), match.group(1))] = match.group(2).strip('"')
+    return found
+
+
+def with_settings(text: str, values: dict[str, str]) -> str:
+    """A slurm.conf with these settings, each once, all else untouched; an empty value takes the line away."""
+    left = {key.lower(): (key, value) for key, value in values.items()}
+    out = []
+    for line in text.splitlines():
+        match = re.match(r"\s*([A-Za-z]+)\s*=", line)
+        entry = left.get(match.group(1).lower()) if match else None
+        if entry is None:
+            out.append(line)
+        elif entry[1]:
+            out.append(f"{entry[0]}={entry[1]}")
+            left[entry[0].lower()] = (entry[0], "")
+    out += [f"{key}={value}" for key, value in left.values() if value]
+    return "\n".join(out) + "\n"
+
+
+def _receipt(todo: Installation) -> dict[str, Any]:
+    return files.read_json(str(todo.on_disk(todo.places.prefix) / "install.json"))
+
+
+def _refuse_writable(path: Path) -> None:
+    there = path
+    while not there.exists():
+        there = there.parent
+    why = files.distrust(str(there.resolve()), os.geteuid())
+    if why:
+        raise ConfigError(
+            f"root must not run or read anything under {path}", evidence=why, remedy="choose a folder of root's own"
+        )
+
+
+def _controller_folder(path: Path) -> None:
+    """EpilogSlurmctld runs as SlurmUser, who keeps a ledger of his own."""
+    _root_folder(path)
+    path.chmod(0o700)
+    try:
+        shutil.chown(path, "slurm", "slurm")
+    except LookupError:
+        return  # SlurmUser is root, or has another name: syslog has the record
+
+
+def _root_folder(path: Path) -> None:
+    """Made with mode 755 whatever root's umask is."""
+    missing = []
+    while not path.exists():
+        missing.append(path)
+        path = path.parent
+    for each in reversed(missing):
+        each.mkdir()
+        each.chmod(0o755)

@@ -1,0 +1,71 @@
+"""Is a process of the ended job still alive?  By the job's cgroup, never by user: other jobs of the same user live on.
+
+With ``fix`` they are killed.  What is left is the job's fault, and never drains; only what cannot be killed does.
+"""
+
+import os
+import time
+
+from . import FAIL, FLAG, JOB, OK, WARN, Host, Result
+from . import processes as table
+
+NAME = "leftovers"
+CONTEXTS = ("epilog",)
+TIMEOUT_S = 4.0
+SEVERITY = "drain"
+LEAST_UID = 1000
+GOES_WITHIN_S = 1.5
+
+
+def check(host: Host) -> Result:
+    job, uid = getattr(host.job, "id", ""), getattr(host.job, "uid", -1)
+    if not job or uid < host.number("least_uid", LEAST_UID):
+        return Result(OK, "no job of an ordinary user has ended")
+    found = [process for process in table.of_uid(host, uid) if table.job_of(host, process.pid) == job]
+    if not found:
+        return Result(OK, "nothing is left")
+    text = "{} processes of job {} outlived it: {}".format(len(found), job, ",".join(str(p.pid) for p in found[:8]))
+    if not host.options.get("fix", False):
+        return Result(WARN, text, "left", blame=JOB, severity=FLAG)
+    left = _end(host, found)
+    if left:
+        stuck = ",".join(f"{process.pid} ({process.state})" for process in left[:8])
+        return Result(FAIL, f"processes of job {job} cannot be killed: {stuck}", "stuck")
+    return Result(WARN, text + "; killed", "left", blame=JOB, severity=FLAG)
+
+
+def _end(host: Host, found: "list[table.Process]") -> "list[table.Process]":
+    """Kill them; those that are still there after a while."""
+    deadline = min(time.monotonic() + GOES_WITHIN_S, host.deadline - 0.3)
+    while found:
+        for process in found:
+            _kill(host, process)
+        time.sleep(0.02)
+        found = [p for p in (table.read(host, process.pid) for process in found if _same(host, process)) if p is not None]
+        found = [process for process in found if process.state not in "ZX"]
+        if time.monotonic() > deadline:
+            break
+    return found
+
+
+def _same(host: Host, process: "table.Process") -> bool:
+    now = table.read(host, process.pid)
+    return now is not None and now.start == process.start
+
+
+def _kill(host: Host, process: "table.Process") -> None:
+    """By a handle where the system has them (3.9), so that a number that was given out anew is not meant."""
+    try:
+        if hasattr(os, "pidfd_open"):
+            import signal
+
+            fd = os.pidfd_open(process.pid)
+            try:
+                if _same(host, process):
+                    signal.pidfd_send_signal(fd, 9)
+            finally:
+                os.close(fd)
+        elif _same(host, process):
+            os.kill(process.pid, 9)
+    except OSError:
+        pass  # it is gone, or it cannot be killed: the next look tells

@@ -1,0 +1,178 @@
+"""Runs the checks of one context at the same time, each in a child that can be killed, and keeps what they said.
+
+A check that hangs, crashes or answers garbage is "unknown"; so is a site's own that nobody but root may have written.
+"""
+
+import json
+import os
+import time
+
+from . import checks, child, files, ledger, slurm
+from .checks import FAIL, OK, UNKNOWN, WARN, Result
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .world import Job, World
+
+VERDICT = "verdict.json"
+SITE_STATUS = {0: OK, 1: WARN, 2: FAIL, 3: UNKNOWN}
+MODES = ("off", "observe", "comment", "drain")
+
+
+class Plan:
+    """One check as configured for this node."""
+
+    def __init__(self, name: str, entry: "dict[str, object]") -> None:
+        self.name = name
+        self.mode = str(entry.get("mode", "observe"))
+        contexts = entry.get("contexts")
+        self.contexts = [str(context) for context in contexts] if isinstance(contexts, list) else []
+        self.timeout_s = _number(entry.get("timeout_s"), 5.0)
+        self.severity = str(entry.get("severity", checks.DRAIN_AFTER))
+        self.after_fails = int(_number(entry.get("after_fails"), 1))
+        options = entry.get("options")
+        self.options = options if isinstance(options, dict) else {}  # type: dict[str, object]
+        self.command = str(entry.get("command", ""))  # a site check
+        self.blame = str(entry.get("blame", checks.NODE))
+
+
+def _number(value: object, default: float) -> float:
+    return float(value) if isinstance(value, (int, float)) else default
+
+
+def plans(world: "World", context: str) -> "list[Plan]":
+    """The checks that are on for this node in this context; a hint from a job brings the periodic ones in too."""
+    found = []
+    for name, entry in sorted(world.section("checks").items()):
+        if not isinstance(entry, dict):
+            continue
+        merged = dict(entry)
+        for rule in entry.get("nodes", []):
+            if matches(str(rule.get("match", "")), world.node):
+                options = dict(merged.get("options", {}))
+                options.update(rule.get("options", {}))
+                merged["options"] = options
+                merged.update({key: value for key, value in rule.items() if key in ("mode", "severity", "after_fails")})
+        plan = Plan(name, merged)
+        if plan.mode in MODES[1:] and (context in plan.contexts or context == "all"):
+            found.append(plan)
+    return found
+
+
+def matches(pattern: str, node: str) -> bool:
+    """``n[1-3,07]``, ``gpu*`` or a plain name, and lists of these with commas outside of brackets."""
+    import re
+
+    text = ""
+    for part in re.findall(r"\[[^\]]*\]|\*|,|[^\[\]*,]+", pattern):
+        if part.startswith("["):
+            text += "(?:" + "|".join(_range(piece) for piece in part[1:-1].split(",")) + ")"
+        else:
+            text += {"*": ".*", ",": "|"}.get(part, re.escape(part))
+    return bool(pattern) and re.match("(?:" + text + r")\Z", node) is not None
+
+
+def _range(piece: str) -> str:
+    low, dash, high = piece.partition("-")
+    if not dash:
+        return low if low.isdigit() else r"(?!)"
+    if not (low.isdigit() and high.isdigit()) or int(high) - int(low) > 100000:
+        return r"(?!)"
+    return "|".join(str(number).zfill(len(low)) for number in range(int(low), int(high) + 1))
+
+
+def run(world: "World", chosen: "list[Plan]", job: "Job | None" = None, root: str = "") -> "list[Result]":
+    """The answers of these checks, after at most the longest of their times."""
+    started = []
+    for plan in chosen:
+        limit = world.remaining(plan.timeout_s)
+        asked = _ask(world, plan, time.monotonic() + limit, job or world.job, root)
+        started.append((plan, limit, child.start(asked, plan.name)))
+    return [_answer(plan, running.finish(limit)) for plan, limit, running in started]
+
+
+def _ask(world: "World", plan: Plan, deadline: float, job: "Job", root: str) -> "Callable[[], str]":
+    def function() -> str:
+        if plan.command:
+            result = _site(world, plan, deadline, job)
+        else:
+            memo = world.path(f"memo-{plan.name}.json") if world.state else ""
+            host = checks.Host(plan.options, deadline, root, world.node, job, memo, slurm.environment(world))
+            result = checks.module(plan.name).check(host)  # type: ignore[attr-defined]
+        return json.dumps(result.to_dict())[:4000]
+
+    return function
+
+
+def _site(world: "World", plan: Plan, deadline: float, job: "Job") -> Result:
+    """A site's own check: any executable; 0 ok, 1 warn, 2 fail, 3 unknown, and one line."""
+    why = files.distrust(plan.command, os.geteuid())
+    if why:
+        return checks.unknown(f"not run: {why}")
+    env = {"PATH": child.PATH, "LC_ALL": "C", "SR_CONTEXT": world.context, "SR_NODE": world.node}
+    if job.id:
+        env.update({"SR_JOB_ID": job.id, "SR_JOB_UID": str(job.uid)})
+    done = child.run((plan.command,), max(0.1, deadline - time.monotonic() - 0.3), env, cap_bytes=4096)
+    line = (done.out.strip() or done.err.strip()).split("\n")[0][:300]
+    if done.problem:
+        return checks.unknown(done.problem)
+    if done.code not in SITE_STATUS:
+        return checks.unknown(f"ended with {done.code}, which the contract does not know: {line}")
+    return Result(SITE_STATUS[done.code], line, blame=plan.blame)
+
+
+def _answer(plan: Plan, done: "child.Finished") -> Result:
+    result = checks.unknown(done.problem or done.out[:300])
+    if not done.problem and done.code == 0:
+        try:
+            value = json.loads(done.out)
+            result = Result.from_dict(value if isinstance(value, dict) else {})
+        except ValueError:
+            result = checks.unknown(f"its answer is no result: {done.out[:100]!r}")
+    result.check = plan.name
+    result.severity = result.severity or plan.severity
+    return result
+
+
+def remember(world: "World", results: "list[Result]") -> "dict[str, dict[str, object]]":
+    """Count fails and passes in a row, and write the verdict; an unknown changes neither and is no news either way."""
+    told = verdict(world)
+    steady, now = time.monotonic(), time.time()
+    for result in results:
+        before = told.get(result.check, {})
+        counts = {key: int(str(before.get(key, 0))) for key in ("fails", "passes", "unknowns")}
+        if result.status == FAIL:
+            counts = {"fails": counts["fails"] + 1, "passes": 0, "unknowns": 0}
+        elif result.status == UNKNOWN:
+            counts["unknowns"] += 1
+        else:
+            counts = {"fails": 0, "passes": counts["passes"] + 1, "unknowns": 0}
+        entry = result.to_dict()
+        entry.update(counts)
+        entry.update({"steady": steady, "at": now})
+        if entry["status"] != before.get("status") and (before or entry["status"] != OK):
+            ledger.record(world, "check", check=result.check, status=result.status, word=result.word, text=result.text,
+                          blame=result.blame, was=before.get("status"))  # fmt: skip
+        told[result.check] = entry
+    try:
+        files.write_json(world.path(VERDICT), {"v": 1, "boot": world.boot, "checks": told})
+    except OSError as error:
+        ledger.record(world, "own_error", error=f"cannot keep the verdict: {error}")
+    return told
+
+
+def verdict(world: "World") -> "dict[str, dict[str, object]]":
+    """What the checks said last on this boot; {} for another boot: a replaced node inherits no verdict."""
+    found = files.read_json(world.path(VERDICT)) if world.state else {}
+    told = found.get("checks")
+    if found.get("boot") != world.boot or not isinstance(told, dict):
+        return {}
+    return {str(name): entry for name, entry in told.items() if isinstance(entry, dict)}
+
+
+def fresh(entry: "dict[str, object]", within_s: float) -> bool:
+    """Was this said lately?  By the clock since boot, which does not jump."""
+    age = time.monotonic() - _number(entry.get("steady"), -1e9)
+    return 0.0 <= age <= within_s
