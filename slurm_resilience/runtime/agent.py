@@ -19,7 +19,7 @@ from slurm_resilience._atomic import read_json
 from slurm_resilience._clock import boot_id
 from slurm_resilience.errors import ConfigError, ExitCode, ResilienceError
 from slurm_resilience.progress.facts import FactReceiver
-from slurm_resilience.runtime.command import find_program, parse_python
+from slurm_resilience.runtime.command import launcher_command, parse_python
 from slurm_resilience.runtime.guardian import guard, kill_all
 from slurm_resilience.runtime.launcher_link import LauncherLink
 from slurm_resilience.runtime.launchers import Launchers
@@ -252,20 +252,7 @@ class Agent:
         config = run["config"]
         self._launcher_log = self._run_dir / "logs" / f"launcher-{self._node}.log"
         self._command = parse_python(run["argv"])
-        command: list[str] | None = None
-        reason = ""
-        if not config["warm"]:
-            reason = "warm = false in the configuration"
-        elif self._command is None:
-            reason = f"{run['argv'][0]!r} is not a Python command that can be forked"
-        elif self._wrap:
-            command = [*self._wrap, self._command.interpreter, *self._command.flags]
-        else:
-            interpreter = find_program(self._command.interpreter, os.environ)
-            if interpreter is None:
-                reason = f"there is no {self._command.interpreter!r} on the agent's PATH"
-            else:
-                command = [interpreter, *self._command.flags]
+        command, reason = launcher_command(run["argv"], wrap=self._wrap, warm=config["warm"], environment=os.environ)
         environment = {
             **os.environ, **self._identity, "RESILIENCE_RUN_DIR": str(self._run_dir),
             # No thread may exist before the fork, and an unanswered reverse lookup must not cost more than a second.

@@ -73,6 +73,21 @@ def same_interpreter(one: PythonCommand | None, other: PythonCommand | None) -> 
     return one is not None and other is not None and (one.interpreter, one.flags) == (other.interpreter, other.flags)
 
 
+def launcher_command(
+    argv: Sequence[str], *, wrap: Sequence[str], warm: bool, environment: Mapping[str, str]
+) -> tuple[list[str] | None, str]:
+    """What starts an interpreter that can be forked for this command; None with the reason where ranks start cold."""
+    python = parse_python(argv)
+    if not warm:
+        return None, "warm = false in the configuration"
+    if python is None:
+        return None, f"{argv[0] if argv else ''!r} is not a Python command that can be forked"
+    interpreter = python.interpreter if wrap else find_program(python.interpreter, environment)
+    if interpreter is None:
+        return None, f"there is no {python.interpreter!r} on the agent's PATH"
+    return [*wrap, interpreter, *python.flags], ""
+
+
 def find_program(name: str, environment: Mapping[str, str]) -> str | None:
     """The program's path by the PATH of that environment, as exec would find it; None when there is none."""
     return shutil.which(name, path=environment.get("PATH", os.defpath))

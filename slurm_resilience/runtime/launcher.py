@@ -1,6 +1,6 @@
 """The process that has imported everything already: it forks ranks in milliseconds, where a new interpreter takes seconds.
 
-Started by an agent, by file path, in the interpreter of the user's command (standard library only; see :mod:`main_module`).
+Started by an agent, by file path, in the interpreter of the user's command (standard library only; see :mod:`rank_process`).
 File descriptor 0 is a socket to the agent; JSON lines go both ways.  It never starts a thread, initialises no accelerator,
 and refuses to fork once a preloaded module did either.  Three forms::
 
@@ -29,25 +29,23 @@ import gc
 import importlib
 import importlib.util
 import json
-import mmap
 import select
 import signal
 import socket
-import struct
 import time
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any, NoReturn
 
-_STOP_AT = 1024  # the stop order in the progress page; see progress/page.py, which this file may not import
 _FLAGGED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Variables that an interpreter or a library reads once, at its start: a rank that wants another value cannot be forked.
 _READ_AT_START = ("PYTHON", "LD_", "MALLOC_", "GLIBC_TUNABLES")
 
 
-def _load_main_module() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("_resilience_main_module", os.path.join(_HERE, "main_module.py"))
+def _load(name: str) -> ModuleType:
+    """A module from the file beside this one, under a name that is in nobody's way."""
+    spec = importlib.util.spec_from_file_location(f"_resilience_{name}", os.path.join(_HERE, f"{name}.py"))
     if spec is None or spec.loader is None:
-        raise ImportError("main_module.py is not beside launcher.py")
+        raise ImportError(f"{name}.py is not beside launcher.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -371,91 +369,6 @@ def host_store(fd: int, ready: int | None = None) -> NoReturn:
     raise AssertionError("unreachable")
 
 
-def _flag_signals(page: str) -> None:
-    """Let Slurm's warnings pass until the program installs handlers of its own (a Run does).
-
-    At a preemption Slurm sends TERM to every process of a step, long before the grace is over; whether this rank has to end
-    is the supervisor's decision.  So TERM ends a rank only once its page carries the order to stop.  Children of the rank
-    get the default back, by exec and by fork, so that ``terminate()`` works on them as ever.
-    """
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGTERM and _is_ordered_to_stop(page):
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    before: list[set[signal.Signals]] = []
-
-    def hold() -> None:  # a signal that came to a new child before its default is back would be lost
-        before.append(signal.pthread_sigmask(signal.SIG_BLOCK, _FLAGGED))  # type: ignore[arg-type]
-
-    def let_go() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before.pop())
-
-    def in_child() -> None:
-        for number in _FLAGGED:
-            if signal.getsignal(number) is on_signal:
-                signal.signal(number, signal.SIG_DFL)
-        let_go()
-
-    for number in _FLAGGED:
-        signal.signal(number, on_signal)
-    os.register_at_fork(before=hold, after_in_parent=let_go, after_in_child=in_child)
-
-
-def _is_ordered_to_stop(page: str) -> bool:
-    try:
-        fd = os.open(page, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        with mmap.mmap(fd, 4096, prot=mmap.PROT_READ) as view:
-            return bool(struct.unpack_from("<q", view, _STOP_AT)[0])
-    except (OSError, ValueError):
-        return False
-    finally:
-        os.close(fd)
-
-
-def _become_rank(request: dict[str, Any], *, forked: bool) -> None:
-    """Turn this process into the rank: session, log, environment, signals."""
-    _flag_signals(request["page"])
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    if forked:
-        os.setsid()
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.makedirs(os.path.dirname(request["log"]), exist_ok=True)
-        out = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(null, 0)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        os.close(null)
-        os.close(out)
-        if request["header"]:
-            os.write(1, request["header"].encode() + b"\n")
-    _prctl(15, os.path.basename(sys.executable).encode()[:15])
-
-
-def _run_rank(main_module: ModuleType, request: dict[str, Any], *, forked: bool) -> None:
-    try:
-        _become_rank(request, forked=forked)
-        if forked:
-            main_module.settle(request["env"], request["cwd"])
-        if request["imports"]:
-            sys.meta_path.insert(0, main_module.ImportLog(request["imports"]))
-        main_module.run(request["form"], request["target"], request["args"], request["argv"])
-    except SystemExit:
-        raise
-    except BaseException as error:
-        main_module.strip_frames(error, (__file__, main_module.__file__))
-        main_module.report_exception(
-            error, facts=request["facts"], page=request["page"], attempt=request["attempt"], rank=request["rank"]
-        )
-        main_module.show_exception(error)
-        raise
-
-
 def _serve() -> dict[str, Any]:
     parent = int(sys.argv[2])
     if os.getppid() == parent:  # otherwise a wrapper stands between us; then the end of the channel is the sign
@@ -480,9 +393,10 @@ def _read_request() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "serve":
-        _run_rank(_load_main_module(), _serve(), forked=True)
-    elif sys.argv[1] == "rank":
-        _run_rank(_load_main_module(), _read_request(), forked=False)
-    elif sys.argv[1] == "store":
+    if sys.argv[1] == "store":
         host_store(int(sys.argv[2]), int(sys.argv[3]))
+    _rank, _main_module = _load("rank_process"), _load("main_module")
+    if sys.argv[1] == "serve":
+        _rank.run(_main_module, _serve(), forked=True)
+    elif sys.argv[1] == "rank":
+        _rank.run(_main_module, _read_request(), forked=False)

@@ -119,18 +119,18 @@ def test_a_phase_that_we_do_not_know_is_the_users(path: Path) -> None:
 
 
 def test_the_layout_is_what_the_launcher_has_copied(path: Path) -> None:
-    """launcher.py and main_module.py may import nothing of ours, and know two offsets by heart."""
-    from slurm_resilience.runtime import launcher, main_module
+    """rank_process.py and main_module.py may import nothing of ours, and know two offsets by heart."""
+    from slurm_resilience.runtime import main_module, rank_process
 
     reader = PageReader(path)
     PageWriter(path).beat(42)
     reader.order(stop=True)
     raw = path.read_bytes()
     assert struct.unpack_from("<q", raw, main_module._STEP_AT) == (42,)
-    assert struct.unpack_from("<q", raw, launcher._STOP_AT) == (1,)
-    assert launcher._is_ordered_to_stop(str(path))
+    assert struct.unpack_from("<q", raw, rank_process._STOP_AT) == (1,)
+    assert rank_process.is_ordered_to_stop(str(path))
     reader.order(stop=False)
-    assert not launcher._is_ordered_to_stop(str(path))
+    assert not rank_process.is_ordered_to_stop(str(path))
 
 
 def test_a_beat_makes_no_system_call(path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_resilience.runtime.command import PythonCommand, find_program, parse_python, same_interpreter
+from slurm_resilience.runtime.command import PythonCommand, find_program, launcher_command, parse_python, same_interpreter
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,24 @@ def test_only_the_same_interpreter_with_the_same_flags_can_be_forked() -> None:
     assert not same_interpreter(one, parse_python(["python", "a.py"]))
     assert not same_interpreter(one, parse_python(["python3", "-u", "a.py"]))
     assert not same_interpreter(None, None)
+
+
+def test_what_starts_a_launcher_and_why_none_is_started(tmp_path: Path) -> None:
+    (tmp_path / "python3").symlink_to(sys.executable)
+    path = {"PATH": str(tmp_path)}
+    words = ["python3", "-u", "t.py"]
+    assert launcher_command(words, wrap=[], warm=True, environment=path) == ([str(tmp_path / "python3"), "-u"], "")
+    wrapped = launcher_command(words, wrap=["apptainer", "exec", "x.sif"], warm=True, environment={"PATH": "/nowhere"})
+    assert wrapped == (["apptainer", "exec", "x.sif", "python3", "-u"], "")  # its PATH is not ours
+    for argv, warm, why in (
+        (words, False, "warm = false"),
+        (["bash", "x"], True, "'bash' is not a Python command"),
+        (["python9"], True, "not a Python"),
+        (["python9", "t.py"], True, "no 'python9' on the agent's PATH"),
+    ):
+        command, reason = launcher_command(argv, wrap=[], warm=warm, environment=path)
+        assert command is None
+        assert why in reason
 
 
 def test_programs_are_found_by_the_path_of_the_given_environment(tmp_path: Path) -> None:

@@ -7,8 +7,12 @@ import os
 import signal
 import sys
 import time
+import types
 from pathlib import Path
 
+import pytest
+
+from slurm_resilience.runtime import launcher
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.processes import descendants
 from tests.unit.runtime.agent_stage import Peer, Stage
@@ -71,6 +75,18 @@ def test_a_preload_that_starts_a_thread_means_cold_starts_with_the_reason(tmp_pa
         stage.launch(peer, 1, 2)
         assert result(stage, peer, 1, 0) == (False, why, [])
         assert result(stage, peer, 1, 1) == (False, why, [])
+
+
+def test_an_accelerator_that_was_touched_forbids_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU here: torch's own word for it, and an open device, as the kernel would show it."""
+    assert launcher._why_not_fork() == ""
+    touched = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))
+    monkeypatch.setitem(sys.modules, "torch", touched)
+    assert launcher._why_not_fork().startswith("initialised CUDA")
+    touched.cuda.is_initialized = lambda: False
+    assert launcher._why_not_fork() == ""
+    monkeypatch.setattr(os, "readlink", lambda _: "/dev/nvidiactl")
+    assert launcher._why_not_fork().startswith("opened the accelerator /dev/nvidiactl")
 
 
 def test_a_learned_module_that_starts_a_thread_is_never_learned_again(tmp_path: Path) -> None:
