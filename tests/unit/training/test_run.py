@@ -486,7 +486,7 @@ def test_the_probe_leaves_no_trace(begin: Callable[..., Run], tmp_path: Path) ->
     def with_dropout(run: Run, total: int, probe: bool) -> list[float]:
         torch.manual_seed(3)
         model = torch.nn.Sequential(
-            torch.nn.Linear(13, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 5)
+            torch.nn.Linear(13, 8), torch.nn.BatchNorm1d(8), _Counts(), torch.nn.Dropout(0.5), torch.nn.Linear(8, 5)
         )
         optimizer = torch.optim.AdamW(model.parameters())
         run.register(model=model, optimizer=optimizer)
