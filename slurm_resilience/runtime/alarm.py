@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from slurm_resilience.errors import Cause
 from slurm_resilience.slurm.cause import Verdict
-from slurm_resilience.slurm.states import JobState
 from slurm_resilience.slurm.timeleft import Deadline
 
 USER_SIGNALS = frozenset({"SIGUSR1", "SIGUSR2"})
@@ -58,7 +57,7 @@ class Alarm:
     def explain(self, verdict: Verdict, now: float) -> bool:
         """Note an answer; True when it says something new."""
         settled = now - self.since > SETTLE_S
-        running = verdict.record is not None and verdict.record.state is JobState.RUNNING
+        running = verdict.record is not None and verdict.record.state.running
         if verdict.cause is Cause.UNKNOWN and self._named is not None:
             verdict = replace(verdict, cause=self._named, detail=f"{self._named} before; now {verdict.detail}")
         elif verdict.cause is Cause.UNKNOWN and running and settled and self.urgent:

@@ -30,7 +30,6 @@ from slurm_resilience.runtime.policy import Decision, Situation, decide, decide_
 from slurm_resilience.runtime.run_folder import RunStatus
 from slurm_resilience.runtime.spec import RunSpec
 from slurm_resilience.runtime.warning_desk import WarningDesk
-from slurm_resilience.slurm.states import JobState
 
 # The loop ticks ten times a second; a longer gap than this means that we were stopped, swapped out or suspended.
 _FROZEN_S = 1.0
@@ -258,7 +257,7 @@ class Coordinator:
 
     def _slurm_said(self, it: i.SlurmSaid) -> None:
         record = it.verdict.record
-        if record is not None and record.state is JobState.RUNNING and record.restarts == self.spec.restart and record.nodes:
+        if record is not None and record.state.running and record.restarts == self.spec.restart and record.nodes:
             for name in self.fleet.remove_all_but(record.nodes):
                 self._out.record("node_gone", node=name, why="Slurm took it out of the job")
         if self.state is not State.LEAVING:

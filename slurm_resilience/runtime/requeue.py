@@ -38,7 +38,6 @@ from slurm_resilience.slurm.failures import (
 )
 from slurm_resilience.slurm.nodeset import expand, fold
 from slurm_resilience.slurm.records import JobRecord
-from slurm_resilience.slurm.states import JobState
 
 _T = TypeVar("_T")
 _MARK = re.compile(r" ?\[slurm-resilience requeue (?P<marker>\S*) at (?P<at>\d+)\]")
@@ -206,7 +205,7 @@ class _Recipe:
     def _shrink(self, record: JobRecord, dead: frozenset[str]) -> None:
         """Take dead nodes out of the running job.  Slurm cannot take out the batch host, and never grows a job back."""
         left = [name for name in record.nodes if name not in dead]
-        if record.state is not JobState.RUNNING or len(left) == len(record.nodes) or not left or record.batch_host in dead:
+        if not record.state.running or len(left) == len(record.nodes) or not left or record.batch_host in dead:
             return
         self._wish("shrink", NodeList=fold(left))
 
@@ -219,7 +218,7 @@ class _Recipe:
             self.holding = True
         except JobFinished:  # since we looked, or at its time limit: only a new look can tell
             record = self._must("show job", lambda: self.client.job(self.job_id))
-            if self._judge(record)[0] not in _MAY_RETURN or record.state is JobState.RUNNING:
+            if self._judge(record)[0] not in _MAY_RETURN or record.state.running:
                 raise
         except JobNotPending:  # a release of Slurm that holds only pending jobs: ours is running, so it was not cancelled
             pass

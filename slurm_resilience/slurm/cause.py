@@ -133,7 +133,7 @@ def judge(
         if record.state is JobState.COMPLETING and not record.requeued:
             return Cause.CANCELLED, f"{seen}: requeued, and then ended before it started again"
         return _why_requeued(record, restart_count, seen, history, nodes or {})
-    if record.state is JobState.RUNNING:
+    if record.state.running:
         if record.preempt_at is not None:
             return Cause.PREEMPTION, f"{seen}, PreemptTime is set"
         if record.end_at is not None and record.end_at - now <= lead_s + SIGNAL_GRAIN_S:

@@ -57,6 +57,13 @@ class JobState(str, enum.Enum):
         return self in (JobState.PREEMPTED, JobState.NODE_FAIL, JobState.REQUEUED)
 
     @property
+    def running(self) -> bool:
+        """Its processes run.  Slurm shows SIGNALING instead of RUNNING while a node has not yet taken a signal (a node that
+        is off never does), and RESIZING while nodes are taken out.
+        """
+        return self in (JobState.RUNNING, JobState.SIGNALING, JobState.RESIZING)
+
+    @property
     def waiting(self) -> bool:
         """The job is in the queue, held or not."""
         return self in (JobState.PENDING, JobState.REQUEUED, JobState.REQUEUE_HOLD, JobState.SPECIAL_EXIT,

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from slurm_resilience.slurm.records import JobRecord
-from slurm_resilience.slurm.states import JobState
 
 DEFAULT_KILL_WAIT_S = 30.0
 _LEAST_KILL_WAIT_S = 5.0
@@ -54,7 +53,7 @@ def deadline(
     or a record that says nothing, falls back to ``heard_at + kill_wait``.
     """
     last_resort = Deadline(heard_at + kill_wait - margin_s, heard_at + kill_wait, "KillWait after the warning")
-    if record is None or record.state is not JobState.RUNNING or record.end_at is None or record.end_at < heard_at:
+    if record is None or not record.state.running or record.end_at is None or record.end_at < heard_at:
         # COMPLETING, requeued, cancelled: TERM has been sent to everybody, KILL follows KillWait later
         return last_resort
     kill_at = record.end_at + kill_wait

@@ -9,7 +9,7 @@ from slurm_resilience.observe.vocabulary import EVENTS
 from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.coordinator import State
-from tests.unit.runtime.stage import Stage
+from tests.unit.runtime.stage import Stage, job_record
 
 
 def test_the_first_word_of_any_agent_has_all_ranks_stop_in_time() -> None:
@@ -360,3 +360,16 @@ def test_every_event_is_in_the_vocabulary() -> None:
     )
     assert used - EVENTS.keys() == set()
     assert {"attempt_started", "ranks_launched", "warning_explained"} <= used
+
+
+def test_a_job_with_a_dead_node_is_running_though_slurm_calls_it_signaling() -> None:
+    """Slurm never gets an answer from the dead node, so the word stays for the whole grace period."""
+    from slurm_resilience.slurm.cause import judge
+
+    times = {"PreemptTime": "2027-01-15T08:00:00", "EndTime": "2027-01-15T08:00:30"}
+    assert judge(job_record(JobState="SIGNALING", **times), 0, now=1_800_000_000.0)[0] is Cause.PREEMPTION
+    stage = Stage(2).running()
+    stage.slurm_says(Cause.UNKNOWN, JobState="SIGNALING")
+    stage.warn("SIGUSR2")
+    stage.pass_(5)
+    assert not stage.agents["n1"].orders[-1].stop

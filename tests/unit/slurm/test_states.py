@@ -44,3 +44,7 @@ def test_these_are_not_the_end(state: JobState) -> None:
 def test_slurm_may_requeue_out_of_these(state: JobState) -> None:
     assert state.may_return
     assert not JobState.COMPLETED.may_return
+
+
+def test_running_by_other_names() -> None:
+    assert {state for state in JobState if state.running} == {JobState.RUNNING, JobState.SIGNALING, JobState.RESIZING}
