@@ -331,18 +331,23 @@ class CheckpointStore:
         if head is None or any(entry.name in names_going for entry in head):
             self.index.publish(self.index.newest_usable(without=names_going))
             self.index.withdraw()
-        gone = []
+        gone, buried = [], []
         for entry in going:
             self.check_owner()
             try:
-                buried = bury(self.root, entry.name)
+                where = bury(self.root, entry.name)
             except FileNotFoundError:
                 continue
-            if is_read_after_all(self.root, entry.name, buried, owner=self.fence_token.current(), clock=self._clock):
+            if is_read_after_all(self.root, entry.name, where, owner=self.fence_token.current(), clock=self._clock):
                 continue
-            self._sweeper.dispose(buried)
+            buried.append(where)
             gone.append(entry)
             self.index.append("prune", self._clock.time(), name=entry.name, attempt=self.attempt)
+        if buried:
+            fsync_dir(self.root)  # or a power loss gives a name back whose data is gone
+            fsync_dir(self.root / names.GONE)
+        for where in buried:
+            self._sweeper.dispose(where)
         return gone
 
     def _make_room(self, expected_bytes: int) -> None:

@@ -104,6 +104,14 @@ def run(
     return collect(start(world, work, *args, timeout_s=timeout_s), within_s=within_s)
 
 
+def wait_until(condition: Callable[[], bool], within_s: float, otherwise: str) -> None:
+    """Look every few milliseconds.  Raises AssertionError with ``otherwise`` when it takes too long."""
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.002)
+
+
 def _rank(
     rank: int, world: int, store: str, timeout_s: float, pipe: multiprocessing.connection.Connection,
     work: Callable[..., Any], args: tuple[Any, ...],
