@@ -116,10 +116,11 @@ class ResilientExecutor(SlurmExecutor):
         return render(self.header(run_dir), self._settings(run_dir, work))
 
     def submit_work(self, work: Work, *, run_dir: Path | None = None) -> ResilientJob[Any]:
-        """Queue it.  ``run_dir``: an earlier run's folder, to go on with that run.
+        """Queue it.  ``run_dir``: the run's own folder; one that holds a run already goes on.
 
         Raises :class:`ConfigError` before anything is queued, :class:`SubmitError` when Slurm refuses.
         """
+        was_there = run_dir is not None and run_dir.exists()
         path = run_dir or new_run_dir(self.folder, self.job_name)
         try:
             prepared = prepare(path, work, self.config, header=self.header(path), settings=self._settings(path, work))
@@ -128,7 +129,7 @@ class ResilientExecutor(SlurmExecutor):
         except CommandTimeout:
             raise  # it may have been queued after all: the folder must stay
         except BaseException:
-            if run_dir is None:
+            if not was_there:
                 shutil.rmtree(path, ignore_errors=True)
             raise
         job = ResilientJob[Any](
