@@ -177,3 +177,65 @@ def resume_wider_on_rank_1() -> int:
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=200)
     run.register(model=model, optimizer=optimizer, scheduler=scheduler)
     return run.resume()
+
+
+def make_even_model(kind: str) -> Any:
+    """A model whose sizes tensor parallelism can divide, on the mesh that ``kind`` names."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(7)
+    model = torch.nn.Sequential(torch.nn.Linear(12, 36), torch.nn.Tanh(), torch.nn.Dropout(0.0), torch.nn.Linear(36, 12))
+    if kind == "one":
+        return model
+    if kind in ("ddp", "fsdp"):
+        return wrap(model, kind)
+    shape = {"hsdp": (2, 2), "tp_fsdp": (2, 2), "tp": (1, dist.get_world_size())}[kind]
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("outer", "inner"))
+    if kind != "hsdp":
+        parallelize_module(model, mesh["inner"], {"0": ColwiseParallel(), "3": RowwiseParallel()})
+    if kind != "tp":
+        sharding = mesh if kind == "hsdp" else mesh["outer"]
+        for part in (model[0], model[3], model):
+            fully_shard(part, mesh=sharding)
+    return model
+
+
+def whole_state(kind: str, total: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """All parameters and moments, gathered, right after resuming and at the end."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from slurm_resilience import Run
+
+    run = Run()
+    run.init_process_group()
+    model = make_even_model(kind)
+    decayed = {"params": [p for p in model.parameters() if p.dim() > 1]}
+    plain = {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0}
+    optimizer = torch.optim.AdamW([decayed, plain], lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
+    run.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    x = torch.randn(8, 12, generator=torch.Generator().manual_seed(3))
+    run.probe(lambda x: (model(x) - x).pow(2).mean(), x)
+    run.resume()
+
+    def look() -> dict[str, Any]:
+        seen = {}
+        names = run._registry.names()
+        for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+            for word, value in {"": parameter, **optimizer.state[parameter]}.items():
+                whole = value.full_tensor() if isinstance(value, DTensor) else value
+                seen[f"{names[id(parameter)]} {word}"] = whole.detach().tolist()
+        return seen
+
+    resumed = look()
+    for _ in run.steps(total):
+        optimizer.zero_grad()
+        (model(x) - x).pow(2).mean().backward()
+        optimizer.step()
+        scheduler.step()
+    return resumed, look()

@@ -1,0 +1,34 @@
+"""Whatever mesh a run was saved on, it is restored bit by bit on any other: parameters and the optimizer's moments."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from . import programs
+from .worlds import run_world
+
+MESHES = [(1, "one"), (2, "ddp"), (2, "fsdp"), (2, "tp"), (3, "ddp"), (3, "fsdp"), (4, "fsdp"), (4, "hsdp"), (4, "tp_fsdp")]
+QUICK = {
+    ((4, "tp_fsdp"), (3, "fsdp")),
+    ((3, "fsdp"), (4, "tp_fsdp")),
+    ((4, "hsdp"), (2, "tp")),
+    ((1, "one"), (4, "hsdp")),
+    ((2, "tp"), (1, "one")),
+}
+PAIRS = [
+    pytest.param(
+        *pair, marks=() if pair in QUICK else pytest.mark.long, id=f"{pair[0][1]}{pair[0][0]}-{pair[1][1]}{pair[1][0]}"
+    )
+    for pair in itertools.product(MESHES, MESHES)
+]
+
+
+@pytest.mark.parametrize(("before", "after"), PAIRS)
+def test_every_tensor_is_restored_bit_by_bit(tmp_path: Path, before: tuple[int, str], after: tuple[int, str]) -> None:
+    (_, saved), *_ = run_world(before[0], programs.whole_state, before[1], 3, run_dir=tmp_path)
+    for resumed, _ in run_world(after[0], programs.whole_state, after[1], 4, run_dir=tmp_path, attempt=2):
+        assert len(resumed) == 16
+        assert resumed == saved
