@@ -18,7 +18,7 @@ LAST = (float("inf"), float("inf"), "")
 # These are the defaults that `hooks install` writes; see docs/reference/checks/budget.md
 DEFAULTS = {
     "max_nodes": 10, "max_percent": 5, "partition_max_percent": 25, "window_s": 86400, "window_max_nodes": 10,
-    "correlated_s": 900, "correlated_nodes": 3, "correlated_percent": 10,
+    "correlated_s": 900, "correlated_nodes": 3, "correlated_percent": 3,
 }  # fmt: skip
 
 

@@ -4,7 +4,7 @@ import os
 import time
 
 from . import comeback, drain, engine, files, hints, ledger, metrics, recheck, settle, slurm
-from .checks import FAIL, OK, UNKNOWN, WARN
+from .checks import FAIL, UNKNOWN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,17 +41,18 @@ def _round(world: "World") -> None:
     chosen = engine.plans(world, "boot" if first else "periodic")
     if own or hinted:
         known = {plan.name for plan in chosen}
-        chosen += [plan for plan in engine.plans(world, "all") if plan.name not in known and "epilog" not in plan.contexts[:1]]
+        every = [plan for plan in engine.plans(world, "all") if plan.contexts != ["epilog"]]
+        chosen += [plan for plan in every if plan.name not in known]
     results = engine.run(world, chosen)
     told = engine.remember(world, results)
     try:
         _bring_back_a_foreign_drain(world, booted)
-        comeback.look_back(world) if _watching(world) else None
+        if _watching(world):
+            comeback.look_back(world)
         recheck.pending_verdict(world, results)
         if own:
-            why = comeback.try_return(world, _well(results, str(own.get("check", ""))))
-            if why != own.get("stays"):
-                ledger.record(world, "stays_out", why=why) if drain.own(world) else None
+            why = comeback.try_return(world, _well(world, results, str(own.get("check", ""))))
+            _say_once(world, why)
     except (slurm.NoAnswer, slurm.Refused) as error:
         ledger.record(world, "no_answer", why=str(error))
     settle.settle(world, chosen, results, told)
@@ -62,15 +63,24 @@ def _watching(world: "World") -> bool:
     return os.path.exists(world.path(comeback.RETURNS)) and bool(files.read_json(world.path(comeback.RETURNS)).get("watch"))
 
 
-def _well(results: "list[Result]", check: str) -> bool:
-    """The failed check passes, and no other one fails or is silent.  Flags and the job's own faults do not keep a node out."""
-    names = {result.check for result in results}
-    if any(result.status == FAIL for result in results):
+def _say_once(world: "World", why: str) -> None:
+    """Why the node stays out, when that is news."""
+    own = drain.own(world)
+    news = why.rstrip("0123456789")
+    if own and own.get("stays") != news:
+        own["stays"] = news
+        drain.remember(world, own)
+        ledger.record(world, "stays_out", why=why)
+
+
+def _well(world: "World", results: "list[Result]", check: str) -> bool:
+    """The failed check passes, and no other one fails or is silent.  Flags and the job's own faults do not keep a node out.
+
+    A check that is not configured any more cannot pass: then the rest has to do.
+    """
+    if any(result.status in (FAIL, UNKNOWN) for result in results):
         return False
-    base = [result for result in results if result.check == check]
-    if check in names and any(result.status not in (OK, WARN) for result in base):
-        return False
-    return not any(result.status == UNKNOWN for result in results)
+    return any(result.check == check for result in results) or check not in world.section("checks")
 
 
 def _drain_that_a_reboot_may_lose(world: "World") -> "dict[str, object]":

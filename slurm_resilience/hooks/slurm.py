@@ -52,7 +52,7 @@ def all_nodes(world: "World") -> "list[nodes.Node]":
     """Every node of the cluster.  Raises :class:`NoAnswer` also for an answer that we cannot read."""
     try:
         return nodes.parse(call(world, "scontrol", "-o", "show", "nodes"))
-    except ValueError as error:
+    except (ValueError, Refused) as error:  # whatever is wrong with an answer, it is none
         raise NoAnswer(f"scontrol show nodes: {error}") from None
 
 
