@@ -171,7 +171,7 @@ class Agent:
         if self._launchers.warm is not None:
             self._tell_warmth()
         for end in self._keeper.ends():
-            self._uplink.tell(end)
+            self._uplink.repeat(end)
         self._beat(time.monotonic())
 
     def _obey(self, message: Message) -> None:

@@ -32,6 +32,9 @@ agent → supervisor
 **The lease.**  Each ``beat`` has a number ``n``; each ``ping`` names the last one heard.  The agent counts its silence limit
 from the moment when it *sent* the beat that was acknowledged, so the agent's limit starts no later than the
 supervisor's, whatever was frozen, buffered or cut in one direction only.
+
+**At least once.**  What an agent says comes again after a reconnect unless a later beat was acknowledged, and the exits of the
+attempt that is still there always do: a supervisor may have died with its mail unread.
 """
 
 from __future__ import annotations

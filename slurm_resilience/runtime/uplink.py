@@ -1,6 +1,7 @@
 """The agent's line to the supervisor: found, proven, leased, and kept alive across supervisors.
 
-What must reach the supervisor is spooled while there is none, bounded, oldest curve points first to go.
+What must reach the supervisor is kept while there is none, and until a beat that was sent after it has been acknowledged, so
+that a supervisor that dies with its mail unread loses nothing.  Bounded; the oldest curve points are the first to go.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from slurm_resilience.runtime.address import SupervisorAddress
 from slurm_resilience.runtime.lease import Lease
 from slurm_resilience.runtime.loop import Loop
-from slurm_resilience.runtime.messages import Beat, Fact, Garbage, Hello, Message, Ping, Welcome, WireError
+from slurm_resilience.runtime.messages import Beat, Fact, Garbage, Hello, Message, Ping, Warm, Welcome, WireError
 from slurm_resilience.runtime.wire import Connection
 
 _CONNECT_S = 2.0
@@ -58,6 +59,7 @@ class Uplink:
         self._beats: dict[int, float] = {}
         self._beat = 0
         self._spool: deque[Message] = deque()
+        self._unread: deque[tuple[int, Message]] = deque()  # what was sent, with the number of the beat before it
         self._dropped = 0
         self.fenced: str = ""
         self.up = False
@@ -65,13 +67,26 @@ class Uplink:
     # --- speaking -----------------------------------------------------------------------------------------------------
 
     def tell(self, message: Message) -> None:
-        """Send it, now or when there is a supervisor again."""
-        if self.up and self._connection is not None:
+        """Send it, now or when there is a supervisor again; it may arrive twice.
+
+        How warm the launcher is counts at the moment only: that is told anew at each welcome, and never kept.
+        """
+        if self.up:
             self._send(message)
+        if isinstance(message, Warm):
             return
-        if len(self._spool) >= _MOST_SPOOLED:
-            self._make_room()
-        self._spool.append(message)
+        if self.up:
+            self._unread.append((self._beat, message))
+            if len(self._unread) > _MOST_SPOOLED:
+                self._unread.popleft()
+        else:
+            self._spool.append(message)
+            self._bound_spool()
+
+    def repeat(self, message: Message) -> None:
+        """Tell it once more, unless that is on its way already."""
+        if all(message != told for _, told in self._unread):
+            self.tell(message)
 
     def beat(self, attempt: int, ranks: dict[str, Any]) -> None:
         """Say that this node lives; never spooled."""
@@ -87,11 +102,12 @@ class Uplink:
         except WireError as error:
             self._say(f"cannot tell the supervisor: {error}")
 
-    def _make_room(self) -> None:
+    def _bound_spool(self) -> None:
         """Drop the oldest point of the curve, or the oldest other fact; what was said about processes stays longest."""
-        facts = [(message.fact != _CURVE, at) for at, message in enumerate(self._spool) if isinstance(message, Fact)]
-        del self._spool[min(facts)[1] if facts else 0]
-        self._dropped += 1
+        while len(self._spool) > _MOST_SPOOLED:
+            facts = [(message.fact != _CURVE, at) for at, message in enumerate(self._spool) if isinstance(message, Fact)]
+            del self._spool[min(facts)[1] if facts else 0]
+            self._dropped += 1
 
     # --- the line ------------------------------------------------------------------------------------------------------
 
@@ -118,6 +134,9 @@ class Uplink:
             self._connection = None
         if self.up:
             self._say(f"lost the supervisor: {why}")
+        self._spool.extendleft(message for _, message in reversed(self._unread))
+        self._unread.clear()
+        self._bound_spool()
         self.up = False
         self._again()
 
@@ -207,12 +226,13 @@ class Uplink:
         self._beats.clear()
         self._lease.renew(self._greeted_at)
         self._say(f"in touch with the supervisor at {self._address.host}:{self._address.port}, epoch {self._address.epoch}")
+        kept, self._spool = self._spool, deque()
+        for message in kept:
+            self.tell(message)
         self._welcomed()
         if self._dropped:
             self._say(f"{self._dropped} facts were dropped while there was no supervisor")
             self._dropped = 0
-        while self._spool and self.up:
-            self._send(self._spool.popleft())
 
     def _renew_lease(self, seen: int) -> None:
         """The lease runs from the moment when the beat was sent that the supervisor says it has heard."""
@@ -220,6 +240,8 @@ class Uplink:
         if sent is not None:
             self._lease.renew(sent)
             self._beats = {n: at for n, at in self._beats.items() if n >= seen}
+            while self._unread and self._unread[0][0] < seen:
+                self._unread.popleft()
 
     @property
     def job(self) -> tuple[str, int]:
