@@ -248,3 +248,40 @@ def test_twenty_requeues_and_none_is_lost(sandbox: Sandbox, shared: Path) -> Non
         waits.append(job.said("started", restart + 1, within=200)["at"] - outcome["at"])
     waits.sort()
     assert waits[-2] <= 40, waits  # P95 of 20
+
+
+@pytest.mark.long
+def test_at_the_time_limit_while_slurm_is_killing_it(sandbox: Sandbox, shared: Path) -> None:
+    job = Job(sandbox, shared, "--nodes=1", "--time=1", nodes=[1, 1])
+    job.said("started")
+    sandbox.wait_for(lambda: job.field("Reason") == "TimeLimit", 150, what="The time limit")
+    job.go()
+    assert job.said("verdict")["cause"] == "time_limit"
+    assert job.said("outcome")["ok"]
+    job.said("started", 1, within=90)
+
+
+@pytest.mark.long
+def test_preempted_where_the_mode_is_cancel(sandbox: Sandbox, shared: Path) -> None:
+    """Slurm would not requeue it: the job does, in its grace period, and even in the middle of its end."""
+    Sandbox.up(nodes=4, name=sandbox.layout.name, settings={"low.PreemptMode": "CANCEL", "low.GraceTime": "0"})
+    job = Job(sandbox, shared, "--partition=low", "--nodes=4", nodes=[1, 4])
+    job.said("started")
+    sandbox.fault("preempt", seconds=5.0)
+    sandbox.wait_for(lambda: job.field("JobState") == "COMPLETING", 60, what="The preemption")
+    job.go()
+    assert job.said("verdict")["cause"] == "preemption"
+    assert job.said("outcome")["ok"]
+    job.said("started", 1, within=120)
+
+
+@pytest.mark.long
+def test_a_scontrol_that_hangs_for_a_while(sandbox: Sandbox, shared: Path) -> None:
+    job = Job(sandbox, shared, "--nodes=1", nodes=[1, 1])
+    job.said("started")
+    sandbox.fault("break-scontrol", how="hang")
+    job.go()
+    job.said("verdict", within=60)  # whatever it was told, it was told in time
+    sandbox.fault("break-scontrol", off=True)
+    assert job.said("outcome", within=60)["ok"]
+    job.said("started", 1, within=90)
