@@ -63,7 +63,8 @@ class Outcome:
 
     ``requeued``: the job is in the queue and released; leave before ``start_at``.  ``refused``: it must not come back, or
     cannot.  ``failed``: Slurm did not let us; ``held`` then says whether it is left in hold, with our marker, for
-    :func:`sweep`.  ``nodes`` and ``excluded`` are what was asked for in the end.
+    :func:`sweep`.  (A job that was held while it ran is requeued and stays held: that is somebody's wish.)
+    ``nodes`` and ``excluded`` are what was asked for in the end.
     """
 
     action: Literal["requeued", "refused", "failed"]
@@ -182,6 +183,9 @@ class _Recipe:
             return self._give_up("failed", str(error))
         asked, excluded = self._reshape(nodes, exclude)
         start_at = self._start_in(_LONG_S if wait_until else start_in_s)
+        if record.reason.startswith("JobHeld") and not _MARK.search(record.comment):
+            self._wish("unmark", Comment=_MARK.sub("", record.comment))
+            return self._end("requeued", f"{detail}; somebody had held it before", held=True, nodes=asked, excluded=excluded)
         if not self._release():
             return self._end("failed", "the job is back in the queue but still held", held=True, nodes=asked, excluded=excluded)
         self._wish("unmark", Comment=_MARK.sub("", record.comment))

@@ -219,6 +219,15 @@ def test_a_hold_that_cannot_be_released_keeps_its_marker_for_the_sweep() -> None
     assert "slurm-resilience requeue" in slurm.record.comment
 
 
+def test_a_hold_of_the_users_own_stays() -> None:
+    """Slurm lets a running job be held: it shall not start again after a requeue."""
+    slurm = Controller(running(reason="JobHeldUser", priority=0))
+    outcome = run(slurm)
+    assert (outcome.ok, outcome.held) == (True, True)
+    assert "release" not in slurm.calls
+    assert slurm.record.comment == "mine"
+
+
 def test_what_is_only_wished_does_not_stop_the_requeue() -> None:
     slurm = Controller(
         running(), **{f"update {name}": [SlurmError("no")] * 5 for name in ("NumNodes", "ExcNodeList", "Comment")}
