@@ -79,6 +79,8 @@ def test_a_preload_that_starts_a_thread_means_cold_starts_with_the_reason(tmp_pa
 
 def test_an_accelerator_that_was_touched_forbids_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     """No GPU here: torch's own word for it, and an open device, as the kernel would show it."""
+    monkeypatch.setattr(os, "listdir", lambda _: ["7"])  # one thread, one open file, whatever else this process does
+    monkeypatch.setattr(os, "readlink", lambda _: "/dev/null")
     assert launcher._why_not_fork() == ""
     touched = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", touched)
