@@ -88,13 +88,16 @@ class CheckpointIndex:
         self.next_path.unlink(missing_ok=True)
 
     def append(self, op: str, at: float, **fields: Any) -> None:
-        """Add one line to the history.  It is a log for people and tools; nothing depends on it, so it is not fsynced."""
+        """Add one line to the history, if there is room.  Nothing depends on it, so it is not fsynced, and never in the way."""
         line = json.dumps({"v": VERSION, "op": op, "at": round(at, 3), **fields}, default=str) + "\n"
-        fd = os.open(self.root / names.HISTORY, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         try:
-            os.write(fd, line.encode())
-        finally:
-            os.close(fd)
+            fd = os.open(self.root / names.HISTORY, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(fd, line.encode())
+            finally:
+                os.close(fd)
+        except OSError as error:
+            log.warning("%s was not written: %s", self.root / names.HISTORY, error)
 
     def walk(self) -> Iterator[Entry]:
         """The entries as the directories tell them, newest first: the slow truth, one manifest at a time.

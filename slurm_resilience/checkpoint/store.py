@@ -289,7 +289,10 @@ class CheckpointStore:
             marks.put(self.root / entry.name, marks.QUARANTINED, {"reason": "committed by a fenced attempt", "by": "fence"})
             self.index.withdraw()
             raise
-        self.index.confirm()
+        try:
+            self.index.confirm()
+        except OSError as error:
+            log.warning("the index of %s was announced and not replaced (%s); readers know how to take that", self.root, error)
         self.index.append("commit", entry.committed_at, entry=entry.to_json())
 
     # -- throwing away ----------------------------------------------------------------------------------------

@@ -105,8 +105,8 @@ class BackgroundSaver:
         began = time.monotonic()
         before = self.wait()
         about = About(step, metrics or {}, extra or {}, mesh or {}, world)
-        state = ranks.add(resolve(state_dict), per_rank or {}, self._team.rank)
-        planned = plan_save(self._team, self._store, state, step)
+        rank = self._team.rank
+        planned = plan_save(self._team, self._store, lambda: ranks.add(resolve(state_dict), per_rank or {}, rank), step)
         source = self._stage(planned)
         self._flight = _Flight(step, lambda: finish_save(self._team, self._store, planned, about, source))
         self.stall_s = time.monotonic() - began

@@ -117,13 +117,13 @@ def check_matches(state_dict: dict[str, Any], saved: Metadata, name: str, *, str
         if about is None:
             wrong.append(f"{key} was not saved")
         elif isinstance(about, TensorStorageMetadata):
-            if not isinstance(value, torch.Tensor):
+            if not hasattr(value, "dtype"):
                 wrong.append(f"{key} was saved as a tensor, {type(value).__name__} is asked for")
             elif about.size != value.size():
                 wrong.append(f"{key} was saved with shape {tuple(about.size)}, {tuple(value.size())} is asked for")
             elif about.properties.dtype != value.dtype:
                 wrong.append(f"{key} was saved as {about.properties.dtype}, {value.dtype} is asked for")
-        elif isinstance(value, torch.Tensor):
+        elif hasattr(value, "dtype"):
             wrong.append(f"{key} was saved as a value, a tensor is asked for")
     if strict:
         tops = {ranks.top_of(key) for key in flat}

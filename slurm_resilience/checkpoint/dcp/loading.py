@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,32 +62,30 @@ def load(
     Raises :class:`CorruptCheckpoint` when the bytes are not those that were saved, :class:`MismatchedCheckpoint` when they
     belong to another model, :class:`UntrustedCheckpoint` when somebody else could have written them.
     """
+    return load_with(Team(process_group), store, entry, state_dict, strict=strict)
+
+
+def load_with(
+    team: Team, store: CheckpointStore, entry: Entry | None, state_dict: dict[str, Any], *, strict: bool = True
+) -> LoadResult:
+    """:func:`load` by a team that exists already."""
+    with store.reading(entry) if team.leads and entry is not None else contextlib.nullcontext():
+        return _load(team, store, entry, state_dict, strict=strict)
+
+
+def _load(team: Team, store: CheckpointStore, entry: Entry | None, state_dict: dict[str, Any], *, strict: bool) -> LoadResult:
     began = time.monotonic()
-    team = Team(process_group)
 
     def choose(_: list[None]) -> tuple[Entry, bytes]:
         if entry is None:
             raise NoValidCheckpoint("There is no checkpoint to load", evidence=f"none was given for {store.root}")
         return entry, _read_trusted(store.path(entry), entry)
 
-    with store.reading(entry) if team.leads and entry is not None else contextlib.nullcontext():
-        return _load(team, store, state_dict, choose, strict=strict, began=began)
-
-
-def _load(
-    team: Team,
-    store: CheckpointStore,
-    state_dict: dict[str, Any],
-    choose: Callable[[list[None]], tuple[Entry, bytes]],
-    *,
-    strict: bool,
-    began: float,
-) -> LoadResult:
     chosen, raw = team.funnel("choosing the checkpoint", lambda: None, choose)
     planner = DefaultLoadPlanner()
-    plain = resolve(state_dict)
 
-    def plan() -> tuple[Manifest, LoadPlan, ShardReader, bool]:
+    def plan() -> tuple[dict[str, Any], Manifest, LoadPlan, ShardReader, bool]:
+        plain = resolve(state_dict)
         manifest = Manifest.from_bytes(raw, chosen.name)
         metadata = layout.metadata(manifest)
         own = ranks.ask(plain, metadata, team.rank, team.world)
@@ -97,12 +94,12 @@ def _load(
         local = planner.create_local_plan()
         reader = ShardReader(store.path(chosen), manifest)
         reader.check(local)
-        return manifest, local, reader, own
+        return plain, manifest, local, reader, own
 
-    manifest, local, reader, own = team.agree("planning the load", plan)
+    plain, manifest, local, reader, own = team.agree("planning the load", plan)
     team.agree(f"loading {chosen.name}", lambda: reader.read(planner.finish_plan(local), planner))
     mine = ranks.take(plain) if own else None
-    team.agree("restoring", lambda: _restore(state_dict, plain))
+    team.agree("restoring", lambda: restore(state_dict, plain))
     return LoadResult(chosen, manifest.extra, mine, reader.bytes_read, time.monotonic() - began)
 
 
@@ -132,7 +129,7 @@ def load_latest(
         if entry is None:
             break
         try:
-            result = load(store, entry, state_dict, process_group=process_group, strict=strict)
+            result = load_with(team, store, entry, state_dict, strict=strict)
         except CorruptCheckpoint as error:
             reason = f"{error.what} ({error.evidence})" if error.evidence else error.what
             log.error("checkpoint %s is not used: %s", entry.name, reason)
@@ -149,7 +146,8 @@ def load_latest(
     return None
 
 
-def _restore(state_dict: dict[str, Any], plain: dict[str, Any]) -> None:
+def restore(state_dict: dict[str, Any], plain: dict[str, Any]) -> None:
+    """Give loaded state back to its owners: stateful objects load it, other entries are replaced."""
     for key, value in state_dict.items():
         if isinstance(value, Stateful):
             value.load_state_dict(plain[key])

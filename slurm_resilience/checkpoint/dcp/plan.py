@@ -7,6 +7,7 @@ share a plan; one rank that differs makes all of them plan anew.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,8 @@ class Planned:
 _kept: weakref.WeakKeyDictionary[CheckpointStore, _Kept] = weakref.WeakKeyDictionary()
 
 
-def plan_save(team: Team, store: CheckpointStore, state_dict: dict[str, Any], step: int) -> Planned:
-    """Agree on a fresh directory and on who writes what into it.  Collective.
+def plan_save(team: Team, store: CheckpointStore, state: Callable[[], dict[str, Any]], step: int) -> Planned:
+    """Agree on a fresh directory and on who writes what of ``state()`` into it.  Collective.
 
     Raises on every rank what went wrong on one; then there is no draft left.
     """
@@ -58,7 +59,7 @@ def plan_save(team: Team, store: CheckpointStore, state_dict: dict[str, Any], st
     layouts: list[tuple[Metadata, int]] = []
 
     def look() -> bool:
-        planner.set_up_planner(state_dict, is_coordinator=team.leads)
+        planner.set_up_planner(state(), is_coordinator=team.leads)
         made.append(planner.create_local_plan())
         return kept is not None and kept.world == team.world and _same(made[0], kept.local)
 

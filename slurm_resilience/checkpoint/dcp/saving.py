@@ -54,7 +54,7 @@ def save(
     """
     team = Team(process_group)
     about = About(step, metrics or {}, extra or {}, mesh or {}, world)
-    planned = plan_save(team, store, ranks.add(resolve(state_dict), per_rank or {}, team.rank), step)
+    planned = plan_save(team, store, lambda: ranks.add(resolve(state_dict), per_rank or {}, team.rank), step)
     return finish_save(team, store, planned, about, lambda: planned.planner)
 
 

@@ -41,6 +41,13 @@ class Team:
         self.world = 1 if group is None else dist.get_world_size(group)
         self._first = 0 if group is None or self.world == 1 else dist.get_global_rank(group, 0)
 
+    @classmethod
+    def alone(cls) -> Team:
+        """This rank by itself, whatever process groups there are."""
+        team = cls.__new__(cls)
+        team.group, team.rank, team.world, team._first = None, 0, 1, 0
+        return team
+
     @property
     def leads(self) -> bool:
         return self.rank == 0

@@ -290,3 +290,36 @@ def test_what_was_quarantined_is_not_resumed_from_though_the_head_was_not_told(t
     marks.put(store.path(bad), marks.QUARANTINED, {"reason": "loss differs", "by": "verification"})
     assert store.latest() == good
     assert opened(tmp_path, attempt=2).latest() == good
+
+
+@pytest.mark.parametrize("where", ["announce", "confirm", "append"])
+def test_a_quota_that_ends_exactly_at_the_index_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The payload was written and the pointer was not (Automodel#3390): the save fails cleanly, or it counts."""
+    store = opened(tmp_path)
+    old = commit(store, 10)
+    real = os.write if where != "confirm" else os.replace
+
+    def full(*given: object, **named: object) -> object:
+        target = os.readlink(f"/proc/self/fd/{given[0]}") if where != "confirm" else str(given[1])
+        wanted = {"announce": names.NEXT_HEAD, "confirm": names.HEAD, "append": names.HISTORY}[where]
+        if wanted in os.path.basename(target):
+            raise OSError(122, "Disk quota exceeded", target)
+        return real(*given, **named)  # type: ignore[operator]
+
+    monkeypatch.setattr(os, "write" if where != "confirm" else "replace", full)
+    if where == "announce":
+        with pytest.raises(OSError, match="quota"):
+            commit(store, 20)
+    else:
+        commit(store, 20)
+    monkeypatch.undo()
+    expected = 10 if where == "announce" else 20
+    for reader in (CheckpointStore.open(tmp_path), opened(tmp_path, attempt=2)):
+        latest = reader.latest()
+        assert latest is not None
+        assert latest.step == expected
+    again = commit(opened(tmp_path, attempt=3), 20)
+    assert CheckpointStore.open(tmp_path).latest() == again
+    assert old in CheckpointStore.open(tmp_path).entries()

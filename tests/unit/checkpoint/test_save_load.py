@@ -438,3 +438,96 @@ def _gone_meanwhile(rank: int, world: int, root: str) -> None:
 
 def test_a_checkpoint_that_went_away_is_said_so(tmp_path: Path) -> None:
     worlds.run(1, _gone_meanwhile, str(tmp_path))
+
+
+class _Object:
+    """Something stateful that fails, or ends the process, where it is told to."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.value = torch.ones(2)
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.value = state["value"].clone()
+
+
+def _exceptions(rank: int, world: int, root: str) -> tuple[list[str], list[float]]:
+    """Failures of a user's object on one rank, at save and at load; DCP's own exception is no Exception."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    store = _store(root, rank)
+    good = _Object()
+    entry = save(store, {"thing": good, "w": torch.zeros(1)}, step=1)
+    said, seconds = [], []
+    for error in (ValueError("bad value"), CheckpointException("inner", {1: (ValueError("x"), None)}), SystemExit("leaving")):  # type: ignore[dict-item]
+        broken = _Object(error if rank == 1 else None)
+        for attempt in (
+            lambda b=broken: save(store, {"thing": b, "w": torch.zeros(1)}, step=2),
+            lambda b=broken: load(store, entry, {"thing": b, "w": torch.zeros(1)}),
+        ):
+            began = time.monotonic()
+            try:
+                attempt()
+            except CheckpointError as caught:
+                said.append(str(caught))
+            except SystemExit as caught:
+                said.append(f"left: {caught}")
+            seconds.append(time.monotonic() - began)
+    good.value.zero_()
+    load(store, entry, {"thing": good, "w": torch.zeros(1)})
+    assert good.value.tolist() == [1.0, 1.0]
+    return said, seconds
+
+
+def test_a_users_object_that_fails_on_one_rank_fails_on_all_and_only_signals_keep_their_kind(tmp_path: Path) -> None:
+    """`except Exception` lets DCP's CheckpointException pass, and a signal handler's SystemExit reaches all ranks."""
+    (said, seconds), (own, _) = worlds.run(2, _exceptions, str(tmp_path))
+    assert len(said) == len(own) == 6
+    assert all("rank 1" in text for text in said)
+    assert ["bad value" in text for text in said] == [True, True, False, False, False, False]
+    assert ["CheckpointException" in text for text in said] == [False, False, True, True, False, False]
+    assert own[4:] == ["left: leaving", "left: leaving"]
+    assert max(seconds) < 10
+
+
+def _two_layouts(rank: int, world: int, root: str) -> list[str]:
+    """Two state dicts that share a store and a planner class take turns."""
+    store = _store(root, rank)
+    one = {"w": torch.arange(6.0), "n": 1}
+    other = {"w": torch.arange(8.0) + 100, "x": torch.ones(3), "n": 2}
+    wrong = []
+    for step, state in enumerate((one, other, one, other, other), start=1):
+        entry = save(store, state, step=step)
+        empty = {key: torch.zeros_like(value) if isinstance(value, torch.Tensor) else 0 for key, value in state.items()}
+        load(store, entry, empty)
+        wrong += models.differences(models.whole(state), models.whole(empty))
+    if rank == 1:
+        one = {**one, "late": torch.ones(1)}
+    entry = save(store, one, step=9)
+    assert "late" in store.manifest(entry).tensors
+    return wrong
+
+
+def test_different_state_dicts_never_share_a_plan(tmp_path: Path) -> None:
+    assert worlds.run(2, _two_layouts, str(tmp_path)) == [[], []]
+
+
+def test_metadata_that_names_what_nobody_wrote_is_not_committed(tmp_path: Path) -> None:
+    """A writer's thread failed and the save said it had succeeded (pytorch#191391)."""
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, TensorProperties, TensorStorageMetadata
+
+    from slurm_resilience.checkpoint.dcp.layout import write_metadata
+    from slurm_resilience.checkpoint.dcp.write import Shard
+
+    chunks = [ChunkStorageMetadata(torch.Size([at]), torch.Size([2])) for at in (0, 2)]
+    metadata = Metadata({"w": TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([4]), chunks)})
+    with pytest.raises(CheckpointError, match=r"w at .* was planned and no rank has written it"):
+        write_metadata(tmp_path, "name", metadata, [Shard("__0_0.distcp", 0, [], [])])
+    assert os.listdir(tmp_path) == []
