@@ -26,7 +26,7 @@ from slurm_resilience.slurm.client import AccountingRecord, SlurmClient
 from slurm_resilience.slurm.failures import CommandTimeout, ControllerUnreachable, NoSuchJob
 from slurm_resilience.slurm.records import JobRecord, NodeRecord
 from slurm_resilience.slurm.states import JobState
-from slurm_resilience.slurm.timeleft import Deadline, deadline, kill_wait_s
+from slurm_resilience.slurm.timeleft import Deadline, deadline, grace_s, kill_wait_s
 
 _T = TypeVar("_T")
 
@@ -111,7 +111,8 @@ def ask_cause(
     cause, detail = judge(
         record, restart_count, now=clock.time(), lead_s=lead_s, history=history, nodes=nodes, partition=partition
     )
-    limit = deadline(record, heard_at=heard_at, kill_wait=kill_wait_s(settings))
+    grace = grace_s(partition) if partition else None
+    limit = deadline(record, heard_at=heard_at, kill_wait=kill_wait_s(settings), grace=grace)
     return Verdict(cause, record.requeued and record.restarts > restart_count, limit, detail, True, record)
 
 

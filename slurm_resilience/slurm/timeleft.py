@@ -45,21 +45,29 @@ def grace_s(partition: Mapping[str, str]) -> float:
 
 
 def deadline(
-    record: JobRecord | None, *, heard_at: float, kill_wait: float = DEFAULT_KILL_WAIT_S, margin_s: float = 2.0
+    record: JobRecord | None,
+    *,
+    heard_at: float,
+    kill_wait: float = DEFAULT_KILL_WAIT_S,
+    margin_s: float = 2.0,
+    grace: float | None = None,
 ) -> Deadline:
     """The deadline of a job that heard a warning at ``heard_at``.
 
+    ``grace`` is the partition's GraceTime, where the caller knows it: Slurm shows no EndTime for a job without a time limit.
     ``margin_s`` is taken off ``soft_at`` for the way from the last save to the last exit.  An end that lies in the past,
     or a record that says nothing, falls back to ``heard_at + kill_wait``.
     """
     last_resort = Deadline(heard_at + kill_wait - margin_s, heard_at + kill_wait, "KillWait after the warning")
-    if record is None or not record.state.running or record.end_at is None or record.end_at < heard_at:
+    end_at = record.end_at if record is not None else None
+    if record is not None and end_at is None and record.preempt_at is not None and grace is not None:
+        end_at = record.preempt_at + grace
+    if record is None or not record.state.running or end_at is None or end_at < heard_at:
         # COMPLETING, requeued, cancelled: TERM has been sent to everybody, KILL follows KillWait later
         return last_resort
-    kill_at = record.end_at + kill_wait
     if record.preempt_at is not None:
-        return Deadline(record.end_at - margin_s, kill_at, "end of the grace period (PreemptTime is set)")
-    return Deadline(record.end_at - margin_s, kill_at, "time limit of the job")
+        return Deadline(end_at - margin_s, end_at + kill_wait, "end of the grace period (PreemptTime is set)")
+    return Deadline(end_at - margin_s, end_at + kill_wait, "time limit of the job")
 
 
 def _seconds(text: str | None, default: float) -> float:

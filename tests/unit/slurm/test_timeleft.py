@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from slurm_resilience.slurm.timeleft import deadline, grace_s, kill_wait_s
@@ -52,3 +54,13 @@ def test_kill_wait(config: dict[str, str], seconds: float) -> None:
 def test_grace() -> None:
     assert grace_s({"GraceTime": "15"}) == 15
     assert grace_s({}) == 0
+
+
+def test_a_job_without_a_time_limit_shows_no_end_in_its_grace_period() -> None:
+    """scontrol prints EndTime=Unknown for TimeLimit=UNLIMITED; then the partition's GraceTime counts."""
+    record = replace(job("job-preempted-grace.txt"), end_at=None)
+    assert record.preempt_at is not None
+    heard_at = record.preempt_at + 1
+    assert deadline(record, heard_at=heard_at, kill_wait=10.0, grace=15.0, margin_s=0).soft_at == record.preempt_at + 15.0
+    assert deadline(record, heard_at=heard_at, kill_wait=10.0, grace=0.0, margin_s=0).soft_at == heard_at + 10.0
+    assert deadline(record, heard_at=heard_at, kill_wait=10.0, margin_s=0).soft_at == heard_at + 10.0
