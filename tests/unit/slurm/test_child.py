@@ -25,11 +25,14 @@ def test_a_command_survives_the_signals_of_a_jobs_end() -> None:
 
 
 def test_the_caller_is_as_open_to_signals_as_before() -> None:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    child.run(["true"], timeout_s=10)
-    with pytest.raises(CommandMissing):
-        child.run(["there-is-no-such-command"], timeout_s=10)
-    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    try:
+        child.run(["true"], timeout_s=10)
+        with pytest.raises(CommandMissing):
+            child.run(["there-is-no-such-command"], timeout_s=10)
+        assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def test_a_command_that_does_not_answer_is_killed_in_time() -> None:
