@@ -227,6 +227,30 @@ def test_the_template_as_it_is(sandbox: Sandbox, shared: Path) -> None:
     assert len(events(run.path, "attempt_started")[0]["nodes"]) == 4
 
 
+def test_one_task_of_an_array_is_preempted_alone(sandbox: Sandbox, shared: Path) -> None:
+    (shared / "driver.py").write_text(DRIVER)
+    (shared / "script.py").write_text(
+        f"from driver import train\nfrom slurm_resilience import Run\nprint(train(Run(), {str(shared)!r}))\n"
+    )
+    argv = ["sbatch", "--parsable", "--array=1-2", "--nodes=1", "--partition=low", "--time=20", "--output=%x-%a.out",
+            f"{ROOT}/sbatch/resilient.sbatch", "python", str(shared / "script.py")]  # fmt: skip
+    array = sandbox.exec(argv, cwd=shared, check=True).stdout.strip()
+    runs = {task: RunFolder(shared / "resilience-runs" / f"job-{array}_{task}") for task in (1, 2)}
+    for run in runs.values():
+        sandbox.wait_for(lambda run=run: events(run.path, "first_step"), 120, what=f"The first step in {run.path}")
+    sandbox.fault("preempt", nodes=3, seconds=5.0)
+    sandbox.wait_for(lambda: any(events(run.path, "requeue_done") for run in runs.values()), 120, what="The requeue")
+    (hit,) = [task for task, run in runs.items() if events(run.path, "requeue_done")]
+    other = 3 - hit
+    sandbox.wait_for(lambda: len(events(runs[hit].path, "first_step")) == 2, 150, what="Its second life")
+    (shared / "enough").touch()
+    for task, run in runs.items():
+        sandbox.wait_for(lambda run=run: events(run.path, "run_completed"), 60, what=f"The end of task {task}")
+    assert sandbox.job(f"{array}_{hit}")["Restarts"] == "1"
+    assert sandbox.job(f"{array}_{other}")["Restarts"] == "0"
+    assert len(events(runs[other].path, "attempt_started")) == 1
+
+
 def test_the_command_line(sandbox: Sandbox, shared: Path) -> None:
     words = ["slurm-resilience", "submit", "--nodes", "1-2", "--partition", "low", "--exclusive", "--time", "10"]
     words += ["--checkpoint-every", "50", "--folder", str(shared / "runs"), "--job-name", "mini"]
