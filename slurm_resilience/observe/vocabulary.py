@@ -42,7 +42,7 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
     "stop_deadline_passed": Meaning("Ranks did not end in the time that they had.", ("ended", "world")),
     "attempt_stopped": Meaning(
         "Nothing of the attempt is alive on the nodes that can be reached.",
-        ("fault", "cause", "signature", "saved", "step", "node", "rank", "detail"),
+        ("fault", "cause", "signature", "signal", "saved", "step", "node", "rank", "detail"),
     ),
     "launch_abandoned": Meaning("A launch was given up before ranks ran.", ("cause", "node", "detail")),
     "fact_received": Meaning("A rank said something that only the supervisor may say.", ("node", "rank", "kind")),

@@ -3,9 +3,9 @@
     gathering → preparing → running ─┬─────────→ stopping ─┬→ gathering …             (a fault, a wish to grow)
                                      └→ ending ─────┘      └→ asking → leaving        (complete, warned, given up)
 
-Inputs change what is known; then :meth:`_advance` looks at what is known and moves on.  Rules of every state: nothing is
-launched before every node is provably free of older attempts; the attempt number is durable before anybody may use
-it; our own absence is never held against anybody; what ends the run is an event before it happens.
+Inputs change what is known (the :mod:`scene`); then it is looked at, and the next state entered.  Rules of every state:
+nothing is launched before every node is provably free of older attempts; the attempt number is durable before anybody
+may use it; our own absence is never held against anybody; what ends the run is an event before it happens.
 """
 
 from __future__ import annotations
@@ -20,21 +20,16 @@ from slurm_resilience.errors import Cause, ConfigError, ExitCode
 from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.attempt import Attempt
-from slurm_resilience.runtime.facts import quote
 from slurm_resilience.runtime.farewell import Farewell, Leaving
-from slurm_resilience.runtime.fleet import Fleet, Node
 from slurm_resilience.runtime.history import History
 from slurm_resilience.runtime.outbox import Outbox
 from slurm_resilience.runtime.planner import Placement, place
 from slurm_resilience.runtime.policy import Decision, Situation, decide, decide_warned
 from slurm_resilience.runtime.run_folder import RunStatus
+from slurm_resilience.runtime.scene import Scene
 from slurm_resilience.runtime.spec import RunSpec
-from slurm_resilience.runtime.warning_desk import WarningDesk
 
-# The loop ticks ten times a second; a longer gap than this means that we were stopped, swapped out or suspended.
-_FROZEN_S = 1.0
 _AFTER_FREEZE_S = 3.0
-_REDIAL_S = 2.5
 _PREPARE_S = 60.0
 _REKILL_S = 2.0
 _UNSTOPPABLE_S = 30.0
@@ -52,9 +47,6 @@ class State(str, enum.Enum):
     STOPPING = "stopping"
     ASKING = "asking"
     LEAVING = "leaving"
-
-
-_WITH_RANKS = frozenset({State.ADOPTING, State.PREPARING, State.RUNNING, State.ENDING, State.STOPPING})
 
 
 class After(str, enum.Enum):
@@ -82,29 +74,19 @@ class Coordinator:
         attempt: int,
         restarted: bool = False,
     ) -> None:
-        limits = config.limits
         self.spec, self.config, self.history = spec, config, history
         self._out = Outbox(clock, history, restart=spec.restart, attempt=attempt)
-        now = self._out.now
-        self.fleet = Fleet(nodes, now=now, lease_s=limits.node_silence_s, handshake_s=limits.handshake_s, held=attempt)
-        self.warnings = WarningDesk(self._out, spec, grace_s=limits.stop_grace_s)
+        self.scene = Scene(self._out, spec, config, nodes, restarted=restarted)
+        self.fleet, self.warnings = self.scene.fleet, self.scene.warnings
         self.state = State.GATHERING
-        self.attempt: Attempt | None = None
         self.farewell: Farewell | None = None
         self._restarted = restarted
-        self._start_after = now + (_REDIAL_S if restarted else 0.0)
         self._after = After.FAULT
         self._fault: tuple[Cause, str] | None = None
         self._told_to_wait = False
         self._saves = 0
         self._ordered: tuple[float | None, str] | None = None
-        self._freeze = (float("-inf"), 0.0)
-        self._since = self._killed_at = self._last_tick = self._idle_since = now
-        self._handlers: dict[type, Callable[[Any], None]] = {
-            i.Tick: self._tick, i.Joined: self._joined, i.Heard: self._heard, i.Parted: self._parted,
-            i.CarrierEnded: self._carrier_ended, i.AttemptWritten: self._attempt_written, i.SlurmSaid: self._slurm_said,
-            i.Signalled: self._signalled, i.RequeueEnded: self._requeue_ended,
-        }  # fmt: skip
+        self._since = self._killed_at = self._idle_since = self._out.now
         self._on: dict[State, Callable[[], None]] = {
             State.GATHERING: self._on_gathering, State.ADOPTING: self._on_adopting, State.PREPARING: self._on_preparing,
             State.RUNNING: self._on_running, State.ENDING: self._on_ending, State.STOPPING: self._on_stopping,
@@ -128,7 +110,7 @@ class Coordinator:
             self._out.record("supervisor_restarted", nodes=list(self.fleet.nodes))
         else:
             self._out.record("allocation_started", nodes=list(self.fleet.nodes), job_id=self.spec.job_id)
-        self._start_agents()
+        self.scene.start_agents()
         return self._out.take()
 
     def handle(self, heard: i.Input) -> list[i.Output]:
@@ -139,8 +121,11 @@ class Coordinator:
             # The other one writes the events from now on: not a word more from us.
             return [i.Finish(int(ExitCode.INTERNAL))]
         self._out.open()
-        self._handlers[type(heard)](heard)
+        self.scene.hear(heard)
+        if isinstance(heard, i.RequeueEnded) and self.farewell is not None:
+            self.farewell.requeue_ended(heard)
         self._advance()
+        self.scene.committed = False
         return self._out.take()
 
     def _advance(self) -> None:
@@ -150,123 +135,6 @@ class Coordinator:
             before = self.state
             self._on[self.state]()
 
-    # --- inputs: what is known changes --------------------------------------------------------------------------------
-
-    def _tick(self, _: i.Tick) -> None:
-        now = self._out.now
-        gap, self._last_tick = now - self._last_tick, now
-        if gap > _FROZEN_S:
-            self._freeze = (now, gap)
-            self.fleet.forget_silence(now)
-            self._out.record("supervisor_was_frozen", seconds=round(gap, 2))
-        for node, why, silent in self.fleet.overdue(now):
-            self._lose(node, why, silent=silent)
-        if self.attempt is not None and self.state is State.RUNNING:
-            self.attempt.judge(self.config.limits, now=now, wall=self._out.wall)
-        if self.state is not State.LEAVING:
-            self._start_agents()
-            self.warnings.tick()
-
-    def _joined(self, it: i.Joined) -> None:
-        hello, node = it.hello, self.fleet.nodes.get(it.hello.node)
-        if node is None:
-            self._out.put(i.Drop(it.conn, f"{hello.node} is not a node of this allocation", quit=True))
-            return
-        if (hello.job_id, hello.restart) != (self.spec.job_id, self.spec.restart):
-            theirs, ours = f"{hello.job_id}.{hello.restart}", f"{self.spec.job_id}.{self.spec.restart}"
-            self._out.put(i.Drop(it.conn, f"an agent of allocation {theirs}; this is {ours}", quit=True))
-            return
-        again = node.joined and (node.pid, node.boot_id) == (hello.pid, hello.boot_id)
-        if node.joined and not again and node.lost_at is None:
-            if node.conn is not None:
-                self._out.put(i.Drop(node.conn, "another agent of this node took its place", quit=True))
-                node.conn = None
-            self._lose(node, "another agent took its place")
-        replaced = self.fleet.join(it.conn, hello, self._out.now)
-        if replaced is not None:
-            self._out.put(i.Drop(replaced, "the same agent dialled again"))
-        self._out.record("agent_joined", node=node.name, pid=hello.pid, boot_id=hello.boot_id, warm=hello.warm,
-                         again=again or None, reason=hello.cold_reason or None)  # fmt: skip
-        mine = self.attempt if self.state in _WITH_RANKS and self.state is not State.STOPPING else None
-        if self.state is State.LEAVING:
-            self._out.send(it.conn, m.Quit("the run is ending"))
-        elif mine is not None and node.name in mine.nodes and (again or self.state is State.ADOPTING):
-            self.fleet.hold([node.name], self.number)
-            mine.came_back(node.name, set(hello.ranks) if hello.attempt == self.number else set(), self._out.now)
-        elif hello.ranks:
-            self._out.send(it.conn, m.Kill(max(hello.attempt, self.number)))
-
-    def _heard(self, it: i.Heard) -> None:
-        node, message = self.fleet.of_conn(it.conn), it.message
-        if node is None:
-            return
-        node.heard = self._out.now
-        if self.attempt is not None and getattr(message, "attempt", None) == self.number:
-            for event, fields, t in self.attempt.hear(node.name, message, now=self._out.now, wall=self._out.wall):
-                self._out.note(event, fields, t=t)
-        elif isinstance(message, m.Fact):
-            event, fields, t = quote(node.name, message)
-            self._out.note(event, fields, t=t, attempt=message.attempt)
-        match message:
-            case m.Stopped():
-                self.fleet.release(node, message.attempt)
-            case m.Warm():
-                reason = message.reason if message.usable else ""
-                self.fleet.warmed(node, self._out.now, warm=message.usable and message.warm, cold_reason=reason)
-                why = message.reason or None
-                self._out.record("agent_warm", node=node.name, warm=node.warm, reason=why, took_s=message.seconds)
-            case m.Warned():
-                self._signalled(i.Signalled(message.signal, message.t), source=node.name)
-            case m.Refused():
-                self._out.record("agent_refused", node=node.name, what=message.what, why=message.why)
-            case m.Fact() if message.fact == "checkpoint_committed":
-                self._grow_when_possible()
-
-    def _parted(self, it: i.Parted) -> None:
-        node = self.fleet.of_conn(it.conn)
-        if node is not None:
-            self.fleet.part(node, self._out.now, expected=self.state is State.LEAVING)
-
-    def _lose(self, node: Node, why: str, *, silent: bool = False) -> None:
-        since = self._out.wall - (self._out.now - node.heard)
-        if node.conn is not None:
-            self._out.put(i.Drop(node.conn, why))
-        self.fleet.lose(node, self._out.now, since_wall=since, silent=silent)
-        self._out.record("agent_lost", node=node.name, why=why, since=round(since, 3))
-        if self.attempt is not None and self.state in _WITH_RANKS:
-            self.attempt.lost(node.name, since=since, why=why)
-
-    def _carrier_ended(self, it: i.CarrierEnded) -> None:
-        node = self.fleet.nodes[it.node]
-        before = node.failed_starts
-        self.fleet.carrier_ended(node, it.tail or f"it ended with code {it.code}")
-        if node.failed_starts == before or self.state is State.LEAVING:
-            return
-        times, why = node.failed_starts, node.failure
-        self._out.record("agent_start_failed", node=node.name, exit_code=it.code, detail=why, times=times)
-        if it.code == ExitCode.CONFIG_ERROR and self.state is State.GATHERING:
-            self._leave(_stop(f"the agent of {node.name} could not work: {why}", Cause.CONFIG_ERROR, ExitCode.CONFIG_ERROR))
-
-    def _attempt_written(self, it: i.AttemptWritten) -> None:
-        if self.attempt is not None and it.number == self.attempt.number:
-            self.attempt.written = True
-
-    def _signalled(self, it: i.Signalled, *, source: str = "supervisor") -> None:
-        if self.state is not State.LEAVING:
-            self.warnings.hear(it.signal, it.t, source)
-
-    def _slurm_said(self, it: i.SlurmSaid) -> None:
-        record = it.verdict.record
-        if record is not None and record.state.running and record.restarts == self.spec.restart and record.nodes:
-            for name in self.fleet.remove_all_but(record.nodes):
-                self._out.record("node_gone", node=name, why="Slurm took it out of the job")
-        if self.state is not State.LEAVING:
-            self.warnings.said(it.verdict)
-
-    def _requeue_ended(self, it: i.RequeueEnded) -> None:
-        if self.farewell is not None:
-            self.farewell.requeue_ended(it)
-
     # --- states: move on when what is known allows --------------------------------------------------------------------
 
     def _on_gathering(self) -> None:
@@ -274,8 +142,11 @@ class Coordinator:
             self._enter(State.ASKING)
             self.warnings.ask_afresh()
             return
+        if self.scene.misfit:
+            self._leave(_stop(self.scene.misfit, Cause.CONFIG_ERROR, ExitCode.CONFIG_ERROR))
+            return
         now, warm = self._out.now, self.config.warm
-        before = self.attempt.nodes if self.attempt is not None else ()
+        before = self.scene.attempt.nodes if self.scene.attempt is not None else ()
         cause, detail = self._fault or (None, "")
         situation = Situation(
             fault=cause,
@@ -326,6 +197,8 @@ class Coordinator:
             self._stop_ranks(After.LEFT if asked else After.COMPLETE)
         elif self._must_end():
             self._end_ranks(After.WARNED)
+        elif self.scene.committed:
+            self._grow_when_possible()
 
     def _on_ending(self) -> None:
         attempt, wall = self._current(), self._out.wall
@@ -353,7 +226,7 @@ class Coordinator:
         elif self._age() > _UNSTOPPABLE_S:
             for node in self.fleet.nodes.values():
                 if node.connected and node.holds:
-                    self._lose(node, f"it could not stop its ranks in {_UNSTOPPABLE_S:g} s")
+                    self.scene.lose(node, f"it could not stop its ranks in {_UNSTOPPABLE_S:g} s")
         elif self._out.now - self._killed_at > _REKILL_S:
             self._kill()
 
@@ -381,7 +254,7 @@ class Coordinator:
             self._leave(_stop(str(error), Cause.CONFIG_ERROR, ExitCode.CONFIG_ERROR))
             return
         self._out.attempt += 1
-        self.attempt = Attempt(self.number, placement, now=self._out.now)
+        self.scene.attempt = Attempt(self.number, placement, now=self._out.now)
         self.fleet.hold(placement.nodes, self.number)
         self._enter(State.PREPARING)
         self._out.record("decided", action="launch", reason=decision.reason)
@@ -392,6 +265,7 @@ class Coordinator:
     def _launch(self) -> None:
         attempt, spec = self._current(), self.spec
         placement, port = attempt.placement, attempt.master_port or 0
+        plan = placement.plan | {"excused_attempts": self.history.excused}
         first = self.fleet.nodes[placement.nodes[0]]
         ended = f"; the one before ended by {self._fault[0]}: {self._fault[1]}" if self._fault else ""
         self._fault = None
@@ -401,7 +275,7 @@ class Coordinator:
                 attempt=self.number, world=placement.world, ranks=[[rank, local] for local, rank in enumerate(ranks)],
                 group_rank=group, groups=len(placement.nodes), master_addr=first.address, master_port=port,
                 store_hosted=port > 0, argv=list(spec.argv), cwd=spec.cwd, env=spec.env, checkpoints=spec.checkpoints,
-                settings=spec.settings, plan=placement.plan, wait_warm=self.config.warm,
+                settings=spec.settings, plan=plan, wait_warm=self.config.warm,
                 header=f"=== attempt {self.number} on {name}{ended} ===",
             )  # fmt: skip
             self._out.send(self.fleet.nodes[name].conn, launch)
@@ -409,7 +283,7 @@ class Coordinator:
     def _incident(self) -> None:
         """Something ended that should not have."""
         attempt, now, wall = self._current(), self._out.now, self._out.wall
-        woke_at, frozen_s = self._freeze
+        woke_at, frozen_s = self.scene.woke_at, self.scene.frozen_s
         if now - woke_at < _AFTER_FREEZE_S and frozen_s > self.config.limits.agent_silence_s:
             detail = f"the supervisor itself was frozen for {frozen_s:.1f} s, so the agents stopped their ranks"
             attempt.evidence.add(Cause.UNKNOWN, t=wall - (now - woke_at) - frozen_s, node="", detail=detail)
@@ -461,8 +335,8 @@ class Coordinator:
             where |= {"node": origin.node or None, "rank": origin.rank, "detail": origin.detail}
         if after is After.FAULT and origin is not None:
             self._fault = (origin.cause, f"{origin.node}: {origin.detail}" if origin.node else origin.detail)
-            signature = origin.signature or None
-            self._out.record("attempt_stopped", fault=True, cause=str(origin.cause), signature=signature, **where)
+            how: dict[str, Any] = {"signature": origin.signature or None, "signal": origin.signal or None}
+            self._out.record("attempt_stopped", fault=True, cause=str(origin.cause), **how, **where)
         else:
             why = str(self.warnings.cause) if after is After.WARNED else after.value
             self._out.record("attempt_stopped", fault=False, cause=why, saved=attempt.all_well, **where)
@@ -479,7 +353,7 @@ class Coordinator:
 
     def _grow_when_possible(self) -> None:
         """A checkpoint has just been committed: the cheapest moment to take nodes in that are there again."""
-        if self.state is not State.RUNNING or len(self._current().nodes) >= self.config.nodes[1]:
+        if len(self._current().nodes) >= self.config.nodes[1]:
             return
         extra = [
             name
@@ -495,11 +369,11 @@ class Coordinator:
         """What a dead supervisor had running may still run: its agents decide that when they dial again."""
         started = self.history.open_attempt
         if started and int(started["attempt"]) == self.number and set(started["nodes"]) <= set(self.fleet.nodes):
-            self.attempt = Attempt(self.number, Placement.of_plan(dict(started["plan"])), now=self._out.now)
+            self.scene.attempt = Attempt(self.number, Placement.of_plan(dict(started["plan"])), now=self._out.now)
             self._enter(State.ADOPTING)
 
     def _leave(self, decision: Decision) -> None:
-        step = self.attempt.reached if self.attempt is not None else None
+        step = self.scene.attempt.reached if self.scene.attempt is not None else None
         self._enter(State.LEAVING)
         self.farewell = Farewell(self._out, self.fleet, self.spec, decision, step=step)
 
@@ -513,15 +387,9 @@ class Coordinator:
                 self._order(m.Order(self.number, stop=False, save=self._saves, deadline=None, cause="asked"))
         return self.warnings.must_end
 
-    def _start_agents(self) -> None:
-        if self._out.now >= self._start_after:
-            for node in self.fleet.to_start(self._out.now):
-                self.fleet.starting(node, self._out.now)
-                self._out.put(i.StartAgent(node.name))
-
     def _current(self) -> Attempt:
-        assert self.attempt is not None
-        return self.attempt
+        assert self.scene.attempt is not None
+        return self.scene.attempt
 
     def _age(self) -> float:
         """Seconds in this state."""
@@ -529,6 +397,10 @@ class Coordinator:
 
     def _enter(self, state: State) -> None:
         self.state, self._since = state, self._out.now
+        self.scene.launching = state in (State.PREPARING, State.RUNNING, State.ENDING)
+        self.scene.judging = state is State.RUNNING
+        self.scene.adopting = state is State.ADOPTING
+        self.scene.leaving = state is State.LEAVING
 
 
 def _stop(reason: str, cause: Cause, code: ExitCode) -> Decision:

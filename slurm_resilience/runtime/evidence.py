@@ -26,7 +26,8 @@ _CAUSE_OF_TYPE = {"ConfigError": Cause.CONFIG_ERROR, "NoValidCheckpoint": Cause.
 
 @dataclass(frozen=True)
 class Origin:
-    """The first thing that went wrong.  ``since`` is wall-clock seconds; ``signature`` is "" unless the user's code raised."""
+    """The first thing that went wrong.  ``since`` is wall-clock seconds; ``signature`` is "" unless the user's code raised,
+    ``signal`` unless a signal ended the rank."""
 
     cause: Cause
     since: float
@@ -35,6 +36,7 @@ class Origin:
     detail: str
     signature: str
     echo: bool
+    signal: str = ""
 
 
 class Evidence:
@@ -63,7 +65,7 @@ class Evidence:
             cause = Cause.OOM
         echo = code > 0 and cause is Cause.RANK_CRASH and _ECHO.search(" ".join(tail[-5:])) is not None
         detail = f"{how}; last line of its log: {last[:300]}" if last else how
-        self._ends.setdefault(rank, Origin(cause, t, node, rank, detail, "", echo))
+        self._ends.setdefault(rank, Origin(cause, t, node, rank, detail, "", echo, signal))
 
     def add(self, cause: Cause, *, t: float, node: str, detail: str, rank: int | None = None) -> None:
         """A fault that was seen from outside: a silent node, a hang, a launch that failed."""

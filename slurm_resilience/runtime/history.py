@@ -11,6 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+# Ends that the ranks had no part in.  SIGKILL comes from an administrator or from the kernel's memory killer, and nobody
+# can tell which: the checkpoint store believes it only so often.
+_FROM_OUTSIDE = frozenset({"node_lost", "node_drained", "launch_failed", "preemption", "time_limit", "cancelled", "unknown"})
+_EXCUSES_KEPT = 20
+
 
 @dataclass(frozen=True)
 class Fault:
@@ -27,11 +32,15 @@ class Fault:
 
 @dataclass
 class History:
-    """Counts since the last progress.  Progress is a committed checkpoint that is newer than any before."""
+    """Counts since the last progress.  Progress is a committed checkpoint that is newer than any before.
+
+    ``excused``: attempts that something outside their ranks ended; a checkpoint that they were loading is not to blame.
+    """
 
     best_step: int = -1
     progress: int = 0
     faults: list[Fault] = field(default_factory=list)
+    excused: list[int] = field(default_factory=list)
     supervisor_restarts: int = 0
     job_id: str = ""
     restart: int = -1
@@ -74,10 +83,13 @@ class History:
             self._forgive()
 
     def _on_attempt_started(self, event: Mapping[str, Any]) -> None:
+        self._abandon()
         self.open_attempt = event
 
     def _on_attempt_stopped(self, event: Mapping[str, Any]) -> None:
         self.open_attempt = None
+        if not event.get("fault") or event.get("cause") in _FROM_OUTSIDE or event.get("signal") == "SIGKILL":
+            self._excuse(event)
         if event.get("fault"):
             cause, node, signature = (str(event.get(key, "")) for key in ("cause", "node", "signature"))
             self.faults.append(Fault(int(event["attempt"]), cause, node, signature))
@@ -91,13 +103,22 @@ class History:
         self.failed = False
         self.job_id = job_id
         self.restart = int(event.get("restart", 0))
-        self.open_attempt = None
+        self._abandon()
 
     def _on_supervisor_restarted(self, event: Mapping[str, Any]) -> None:
         self.supervisor_restarts += 1
 
     def _on_run_failed(self, event: Mapping[str, Any]) -> None:
         self.failed = True
+
+    def _abandon(self) -> None:
+        """An attempt whose end nobody saw went down with its supervisor or its allocation."""
+        if self.open_attempt is not None:
+            self._excuse(self.open_attempt)
+        self.open_attempt = None
+
+    def _excuse(self, event: Mapping[str, Any]) -> None:
+        self.excused = [*self.excused, int(event["attempt"])][-_EXCUSES_KEPT:]
 
     def _forgive(self) -> None:
         self.faults.clear()

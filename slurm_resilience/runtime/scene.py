@@ -1,0 +1,179 @@
+"""What is known now: every input changes it, none decides anything.
+
+The coordinator looks at it and moves on; it tells the scene which attempt there is and what it is doing with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from slurm_resilience.config import ResilienceConfig
+from slurm_resilience.errors import ExitCode
+from slurm_resilience.runtime import inputs as i
+from slurm_resilience.runtime import messages as m
+from slurm_resilience.runtime.attempt import Attempt
+from slurm_resilience.runtime.facts import quote
+from slurm_resilience.runtime.fleet import Fleet, Node
+from slurm_resilience.runtime.outbox import Outbox
+from slurm_resilience.runtime.spec import RunSpec
+from slurm_resilience.runtime.warning_desk import WarningDesk
+
+# The loop ticks ten times a second; a longer gap than this means that we were stopped, swapped out or suspended.
+_FROZEN_S = 1.0
+_REDIAL_S = 2.5
+
+
+class Scene:
+    """Nodes, attempt, warnings.
+
+    Set by the coordinator: ``launching``, ranks of the attempt are meant to be alive; ``judging``, and to show progress;
+    ``adopting``, they are those of a dead supervisor; ``leaving``, nothing new begins.  Set here: ``committed``, by the
+    input just taken; ``misfit``, why an agent cannot work here at all; ``woke_at`` and ``frozen_s``, our own last absence.
+    """
+
+    def __init__(
+        self, out: Outbox, spec: RunSpec, config: ResilienceConfig, nodes: tuple[str, ...], *, restarted: bool
+    ) -> None:
+        limits = config.limits
+        self.fleet = Fleet(nodes, now=out.now, lease_s=limits.node_silence_s, handshake_s=limits.handshake_s, held=out.attempt)
+        self.warnings = WarningDesk(out, spec, grace_s=limits.stop_grace_s)
+        self.attempt: Attempt | None = None
+        self.launching = self.judging = self.adopting = self.leaving = self.committed = False
+        self.misfit = ""
+        self.woke_at, self.frozen_s = float("-inf"), 0.0
+        self._out, self._spec, self._limits = out, spec, limits
+        self._last_tick = out.now
+        self._start_after = out.now + (_REDIAL_S if restarted else 0.0)
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            i.Tick: self._tick, i.Joined: self._joined, i.Heard: self._heard, i.Parted: self._parted,
+            i.CarrierEnded: self._carrier_ended, i.AttemptWritten: self._attempt_written, i.SlurmSaid: self._slurm_said,
+            i.Signalled: self._signalled,
+        }  # fmt: skip
+
+    def hear(self, heard: i.Input) -> None:
+        """Take one input."""
+        handler = self._handlers.get(type(heard))
+        if handler is not None:
+            handler(heard)
+
+    def lose(self, node: Node, why: str, *, silent: bool = False) -> None:
+        """This node does not count any more."""
+        since = self._out.wall - (self._out.now - node.heard)
+        if node.conn is not None:
+            self._out.put(i.Drop(node.conn, why))
+        self.fleet.lose(node, self._out.now, since_wall=since, silent=silent)
+        self._out.record("agent_lost", node=node.name, why=why, since=round(since, 3))
+        if self.attempt is not None:
+            self.attempt.lost(node.name, since=since, why=why)
+
+    def start_agents(self) -> None:
+        """Have an agent started wherever one is missing."""
+        if self._out.now >= self._start_after and not self.leaving:
+            for node in self.fleet.to_start(self._out.now):
+                self.fleet.starting(node, self._out.now)
+                self._out.put(i.StartAgent(node.name))
+
+    # --- one handler for each kind of input ---------------------------------------------------------------------------
+
+    def _tick(self, _: i.Tick) -> None:
+        now = self._out.now
+        gap, self._last_tick = now - self._last_tick, now
+        if gap > _FROZEN_S:
+            self.woke_at, self.frozen_s = now, gap
+            self.fleet.forget_silence(now)
+            self._out.record("supervisor_was_frozen", seconds=round(gap, 2))
+        for node, why, silent in self.fleet.overdue(now):
+            self.lose(node, why, silent=silent)
+        if self.attempt is not None and self.judging:
+            self.attempt.judge(self._limits, now=now, wall=self._out.wall)
+        self.start_agents()
+        if not self.leaving:
+            self.warnings.tick()
+
+    def _joined(self, it: i.Joined) -> None:
+        hello, node, spec = it.hello, self.fleet.nodes.get(it.hello.node), self._spec
+        if node is None:
+            self._out.put(i.Drop(it.conn, f"{hello.node} is not a node of this allocation", quit=True))
+            return
+        if (hello.job_id, hello.restart) != (spec.job_id, spec.restart):
+            theirs, ours = f"{hello.job_id}.{hello.restart}", f"{spec.job_id}.{spec.restart}"
+            self._out.put(i.Drop(it.conn, f"an agent of allocation {theirs}; this is {ours}", quit=True))
+            return
+        again = node.joined and (node.pid, node.boot_id) == (hello.pid, hello.boot_id)
+        if node.joined and not again and node.lost_at is None:
+            if node.conn is not None:
+                self._out.put(i.Drop(node.conn, "another agent of this node took its place", quit=True))
+                node.conn = None
+            self.lose(node, "another agent took its place")
+        replaced = self.fleet.join(it.conn, hello, self._out.now)
+        if replaced is not None:
+            self._out.put(i.Drop(replaced, "the same agent dialled again"))
+        self._out.record("agent_joined", node=node.name, pid=hello.pid, boot_id=hello.boot_id, warm=hello.warm,
+                         again=again or None, reason=hello.cold_reason or None)  # fmt: skip
+        mine = self.attempt if self.launching or self.adopting else None
+        if self.leaving:
+            self._out.send(it.conn, m.Quit("the run is ending"))
+        elif mine is not None and node.name in mine.nodes and (again or self.adopting):
+            self.fleet.hold([node.name], mine.number)
+            mine.came_back(node.name, set(hello.ranks) if hello.attempt == mine.number else set(), self._out.now)
+        elif hello.ranks:
+            self._out.send(it.conn, m.Kill(max(hello.attempt, self._out.attempt)))
+
+    def _heard(self, it: i.Heard) -> None:
+        node, message, out = self.fleet.of_conn(it.conn), it.message, self._out
+        if node is None:
+            return
+        node.heard = out.now
+        if self.attempt is not None and getattr(message, "attempt", None) == self.attempt.number:
+            for event, fields, t in self.attempt.hear(node.name, message, now=out.now, wall=out.wall):
+                out.note(event, fields, t=t)
+        elif isinstance(message, m.Fact):
+            event, fields, t = quote(node.name, message)
+            out.note(event, fields, t=t, attempt=message.attempt)
+        match message:
+            case m.Stopped():
+                self.fleet.release(node, message.attempt)
+            case m.Warm():
+                reason = message.reason if message.usable else ""
+                self.fleet.warmed(node, out.now, warm=message.usable and message.warm, cold_reason=reason)
+                why = message.reason or None
+                out.record("agent_warm", node=node.name, warm=node.warm, reason=why, took_s=message.seconds)
+            case m.Warned() if not self.leaving:
+                self.warnings.hear(message.signal, message.t, node.name)
+            case m.Refused():
+                out.record("agent_refused", node=node.name, what=message.what, why=message.why)
+            case m.Fact() if message.fact == "checkpoint_committed":
+                self.committed = True
+
+    def _parted(self, it: i.Parted) -> None:
+        node = self.fleet.of_conn(it.conn)
+        if node is not None:
+            self.fleet.part(node, self._out.now, expected=self.leaving)
+
+    def _carrier_ended(self, it: i.CarrierEnded) -> None:
+        node = self.fleet.nodes[it.node]
+        before = node.failed_starts
+        self.fleet.carrier_ended(node, it.tail or f"it ended with code {it.code}")
+        if node.failed_starts == before or self.leaving:
+            return
+        times, why = node.failed_starts, node.failure
+        self._out.record("agent_start_failed", node=node.name, exit_code=it.code, detail=why, times=times)
+        if it.code == ExitCode.CONFIG_ERROR:
+            self.misfit = f"the agent of {node.name} could not work: {why}"
+
+    def _attempt_written(self, it: i.AttemptWritten) -> None:
+        if self.attempt is not None and it.number == self.attempt.number:
+            self.attempt.written = True
+
+    def _signalled(self, it: i.Signalled) -> None:
+        if not self.leaving:
+            self.warnings.hear(it.signal, it.t, "supervisor")
+
+    def _slurm_said(self, it: i.SlurmSaid) -> None:
+        record = it.verdict.record
+        if record is not None and record.state.running and record.restarts == self._spec.restart and record.nodes:
+            for name in self.fleet.remove_all_but(record.nodes):
+                self._out.record("node_gone", node=name, why="Slurm took it out of the job")
+        if not self.leaving:
+            self.warnings.said(it.verdict)
