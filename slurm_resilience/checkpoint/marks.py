@@ -15,6 +15,7 @@ VERIFIED = ".verified.json"
 QUARANTINED = ".quarantined.json"
 ATTEMPTED = ".attempted.json"
 PINNED = ".pinned.json"
+MOST_EXCUSES = 2
 
 
 def put(directory: Path, mark: str, about: dict[str, Any]) -> None:
@@ -39,6 +40,17 @@ def get(directory: Path, mark: str) -> dict[str, Any] | None:
     return None if value is None else value if isinstance(value, dict) else {"damaged": True}
 
 
+def blamed(attempted: dict[str, Any]) -> list[int]:
+    """The attempts that began to load and whose end may be this checkpoint's fault.  A damaged mark blames one unknown.
+
+    Excuses are believed MOST_EXCUSES times: what kills a node or a process whenever it is loaded is not innocent.
+    """
+    begun, excused = attempted.get("begun"), attempted.get("excused", [])
+    if not isinstance(begun, list) or not isinstance(excused, list):
+        return [-1]
+    return begun if len(begun) > MOST_EXCUSES else [attempt for attempt in begun if attempt not in excused]
+
+
 def apply(entry: Entry, directory: Path) -> Entry:
     """The entry as the marks in its directory make it.  A damaged "verified" proves nothing and is passed over."""
     verified, quarantined = get(directory, VERIFIED), get(directory, QUARANTINED)
@@ -49,5 +61,5 @@ def apply(entry: Entry, directory: Path) -> Entry:
     if quarantined is not None:
         state, by = State.QUARANTINED, str(quarantined.get("by", ""))
         reason = str(quarantined.get("reason", "its quarantine mark is damaged"))
-    count = 0 if attempted is None else int(attempted.get("count", 1)) if isinstance(attempted.get("count", 1), int) else 1
+    count = 0 if attempted is None else len(blamed(attempted))
     return entry.with_marks(state=state, by=by, reason=reason, attempts=count, pinned=get(directory, PINNED) is not None)

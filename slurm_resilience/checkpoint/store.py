@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -366,7 +366,30 @@ class CheckpointStore:
 
     def mark_attempted(self, entry: Entry) -> Entry:
         """Say, before it is loaded, that a load begins: if that kills the job, the next attempt prefers another entry."""
-        return self._mark(entry, marks.ATTEMPTED, {"count": entry.attempts + 1}, attempts=entry.attempts + 1)
+        mark = self._loads_of(entry)
+        mark["begun"] = [*mark["begun"], self._attempt()]
+        return self._mark(entry, marks.ATTEMPTED, mark, attempts=len(marks.blamed(mark)))
+
+    def excuse(self, attempts: Collection[int]) -> None:
+        """Take it off the newest entries that these attempts ended while they loaded: something else had ended them.
+
+        Believed MOST_EXCUSES times an entry; see :func:`marks.blamed`.  Looks at the head's entries only.
+        """
+        for known in self.index.lookup() or ():
+            entry = self.index.current(known)
+            if entry is None or not entry.attempts:
+                continue
+            mark = self._loads_of(entry)
+            mark["excused"] = sorted({*mark["excused"], *(a for a in mark["begun"] if a in attempts)})
+            left = len(marks.blamed(mark))
+            if left < entry.attempts:
+                self._mark(entry, marks.ATTEMPTED, mark, attempts=left)
+
+    def _loads_of(self, entry: Entry) -> dict[str, list[int]]:
+        """Which attempts began to load this entry since it was last verified, and which of them are excused."""
+        mark = marks.get(self.path(entry), marks.ATTEMPTED) or {}
+        known = {key: mark.get(key) for key in ("begun", "excused")}
+        return {key: value if isinstance(value, list) else [] for key, value in known.items()}
 
     def mark_verified(self, entry: Entry, by: str) -> Entry:
         """Say that a run trains on from this entry and that all checks of the resume held."""

@@ -80,6 +80,7 @@ class Resumer:
         self.batches: dict[str, Batches] = {}
         self.probe: Probe | None = None
         self.extra_checks: tuple[CheckFn, ...] = ()
+        self.excused: frozenset[int] = frozenset()
 
     def resume(self) -> Resumed | None:
         """Restore from the newest entry that can be trusted; None when there is none at all.  All ranks must come.
@@ -90,6 +91,8 @@ class Resumer:
         began = time.monotonic()
         rejected: list[tuple[Entry, str]] = []
         doubtful: list[tuple[Entry, RestoreFailed]] = []
+        if self.excused:
+            self._lead("excusing checkpoints that were being loaded", lambda: self._store.excuse(self.excused))
         candidates: Iterator[Entry] = self._store.candidates() if self._team.leads else iter(())
         for _ in range(MOST_TRIES):
             entry = self._team.funnel("choosing a checkpoint", lambda: None, lambda _: next(candidates, None))

@@ -212,6 +212,7 @@ class Run(Identity):
         by = f"attempt {self._attempt} of {self._run_id}, {self.world_size} ranks"
         resumer = Resumer(world=self._world, registry=self._registry, link=self._link, store=store, seed=self.seed, by=by)
         resumer.batches, resumer.probe, resumer.extra_checks = self._batches, self._probe, tuple(self._checks)
+        resumer.excused = frozenset(self.plan.get("excused_attempts", ()))
         self._resumed = resumer.resume()
         saver = Saver(world=self._world, registry=self._registry, link=self._link, store=store, mesh=self.mesh)
         saver.batches, saver.probe = self._batches, self._probe

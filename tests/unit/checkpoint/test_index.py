@@ -268,6 +268,28 @@ def test_marks_survive_the_loss_of_the_index(tmp_path: Path) -> None:
     ]
 
 
+def test_a_load_that_something_outside_ended_is_not_held_against_the_checkpoint(tmp_path: Path) -> None:
+    old, new = [commit(opened(tmp_path), step) for step in (10, 20)]
+
+    def first_after(attempt: int, *, excused: set[int]) -> int:
+        """Attempt ``attempt`` began to load the newest entry and ended; what does the next one begin with?"""
+        store = CheckpointStore.open(tmp_path, attempt=attempt)
+        store.fence()
+        store.mark_attempted(store.index.current(new) or new)
+        store = CheckpointStore.open(tmp_path, attempt=attempt + 1)
+        store.fence()
+        store.excuse(excused)
+        return next(store.candidates()).step
+
+    assert first_after(100, excused={100}) == new.step
+    assert first_after(110, excused={110}) == new.step
+    assert first_after(120, excused={120}) == old.step, "three excuses in a row are believed too often"
+    store = CheckpointStore.open(tmp_path, attempt=130)
+    store.fence()
+    store.mark_verified(next(entry for entry in store.entries() if entry.step == new.step), by="resume")
+    assert first_after(140, excused={7}) == old.step, "another attempt's excuse does not count"
+
+
 def test_a_damaged_mark_counts_as_quarantine_but_never_as_verified(tmp_path: Path) -> None:
     store = opened(tmp_path)
     a, b = commit(store, 10), commit(store, 20)

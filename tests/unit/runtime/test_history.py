@@ -73,3 +73,17 @@ def test_replaying_the_file_gives_the_history_that_wrote_it(tmp_path: Any) -> No
         live.apply(writer.write(name, attempt=2, **fields))
     assert History.replay(read_events(tmp_path)) == live
     assert live.restart == 3
+
+
+def test_an_attempt_that_something_outside_ended_is_excused() -> None:
+    def excused(*events: tuple[str, dict[str, Any]]) -> list[int]:
+        return replay(*events).excused
+
+    assert excused(fault("node_lost"), fault("hang", attempt=2), fault("bad_checkpoint", attempt=3)) == [1]
+    assert excused(fault(signal="SIGKILL"), fault(signal="SIGSEGV", attempt=2), fault(attempt=3)) == [1]
+    assert excused(("attempt_stopped", {"fault": False, "cause": "preemption"})) == [1]
+    started = ("attempt_started", {"plan": {}})
+    assert excused(started) == []
+    assert excused(started, ("attempt_started", {"plan": {}, "attempt": 2})) == [1]
+    assert excused(started, ("allocation_started", {"job_id": "8"})) == [1]
+    assert len(excused(*[fault("node_lost", attempt=number) for number in range(50)])) == 20
