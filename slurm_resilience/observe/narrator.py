@@ -136,7 +136,7 @@ class Narrator:
         return f"rank {event.get('rank')} on {event.get('node')} raised {event.get('type')}: {event.get('message')}"
 
     def _rank_exited_early(self, event: Mapping[str, Any]) -> str:
-        return f"rank {event['rank']} on {event['node']} left with code 0 at step {event.get('step')} while others go on"
+        return f"rank {event['rank']} on {event['node']} left with code 0{_at(event)} while others go on"
 
     def _fault_detected(self, event: Mapping[str, Any]) -> str:
         return f"fault: {event['cause']}{_where(event)}: {event.get('detail', '')}"
@@ -156,9 +156,9 @@ class Narrator:
     def _attempt_stopped(self, event: Mapping[str, Any]) -> str:
         if event.get("fault"):
             why = f"{event['cause']}{_where(event)}: {event.get('detail', '')}"
-            return f"attempt {event['attempt']}: stopped everywhere at step {event.get('step')}; {why}"
+            return f"attempt {event['attempt']}: stopped everywhere{_at(event)}; {why}"
         how = "saved and stopped" if event.get("saved") else "stopped, not all ranks had saved"
-        return f"attempt {event['attempt']}: {how} at step {event.get('step')} ({event['cause']})"
+        return f"attempt {event['attempt']}: {how}{_at(event)} ({event['cause']})"
 
     def _decided(self, event: Mapping[str, Any]) -> str:
         return f"decision: {event['action']}: {event['reason']}"
@@ -175,7 +175,7 @@ class Narrator:
         return f"Slurm did not requeue the job: {event.get('reason')}"
 
     def _run_completed(self, event: Mapping[str, Any]) -> str:
-        return f"run complete at step {event.get('step')}"
+        return f"run complete{_at(event)}"
 
     def _run_failed(self, event: Mapping[str, Any]) -> str:
         return f"run ended: {event['cause']}: {event['reason']} (exit code {event['exit_code']})"
@@ -216,6 +216,10 @@ def _where(event: Mapping[str, Any]) -> str:
     rank = f"rank {event['rank']}" if event.get("rank") is not None else ""
     node = str(event.get("node") or "")
     return f" ({', '.join(part for part in (rank, node) if part)})" if rank or node else ""
+
+
+def _at(event: Mapping[str, Any]) -> str:
+    return f" at step {event['step']}" if event.get("step") is not None else ""
 
 
 def _loss(event: Mapping[str, Any]) -> str:

@@ -15,6 +15,8 @@ _OWN_TIME_PHASES = frozenset({Phase.CHECKPOINT, Phase.EVALUATION, Phase.USER})
 # An agent that dialled again sends what it had kept for us; a rank that it no longer has gets this long to be explained.
 _EXPLAIN_S = 1.0
 _LAST_WORDS_S = 1.0
+# Ranks of a script without a Run end with code 0 one after the other; a longer gap than this is worth an event.
+_EARLY_S = 5.0
 # Written down in full; with thousands of ranks the rest are echoes that fill the disk.
 _MOST_EXCEPTIONS = 16
 
@@ -42,6 +44,7 @@ class Attempt:
         self._progress: dict[int, tuple[m.RankProgress, float]] = {}
         self._missing: dict[int, float] = {}
         self._left_early_at: float | None = None
+        self._early: list[tuple[m.Exit, float]] = []
         self._raised_at: float | None = None
         self._exceptions = 0
 
@@ -124,8 +127,8 @@ class Attempt:
         self.rejoined.add(node)
         self._missing.update(dict.fromkeys(self.alive_on(node) - alive, now))
 
-    def judge(self, limits: LimitsConfig, *, now: float, wall: float) -> None:
-        """Look for ranks that have vanished or gone quiet; what is found becomes evidence."""
+    def judge(self, limits: LimitsConfig, *, now: float, wall: float) -> list[Note]:
+        """Look for ranks that have vanished or gone quiet, which becomes evidence, and for those that left too early."""
         for rank, since in self._missing.items():
             if rank not in self.exits and now - since > _EXPLAIN_S:
                 detail = "gone when its agent dialled again"
@@ -135,6 +138,15 @@ class Attempt:
             rank, since, why = found
             t = wall - (now - since)
             self.evidence.add(Cause.HANG, t=t, node=self.node_of[rank], rank=rank, detail=why)
+        early, self._early = self._early, []
+        notes: list[Note] = []
+        for end, at in early:
+            if now - at < _EARLY_S:
+                self._early.append((end, at))
+            else:
+                fields = {"node": self.node_of[end.rank], "rank": end.rank, "step": end.step if end.step >= 0 else None}
+                notes.append(("rank_exited_early", fields, end.t))
+        return notes
 
     def _quiet(self, limits: LimitsConfig, now: float) -> tuple[int, float, str] | None:
         """The first rank that has been quiet for too long, since when, and why that is too long.
@@ -190,7 +202,8 @@ class Attempt:
             return []
         if self._left_early_at is None:
             self._left_early_at = now
-        return [("rank_exited_early", {"node": node, "rank": end.rank, "step": end.step}, end.t)]
+        self._early.append((end, now))
+        return []
 
     def _saw_fact(self, node: str, fact: m.Fact, now: float) -> list[Note]:
         step = fact.fields.get("step")

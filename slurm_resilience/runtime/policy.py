@@ -101,6 +101,9 @@ def _give_up(history: History, now: Situation, config: ResilienceConfig) -> Deci
         return Decision("stop", reason, (), Cause.APP_ERROR, ExitCode.APP_ERROR)
     budget = budget_of(now.fault, config.budgets)
     used = history.count(now.fault)
+    if budget == 0 and now.fault in (Cause.CONFIG_ERROR, Cause.APP_ERROR):
+        reason = f"{now.detail}: trying again would end the same way"
+        return Decision("stop", reason, (), now.fault, EXIT_CODE_OF[now.fault])
     if budget is not None and used > budget:
         since = f"since the checkpoint at step {history.best_step}" if history.best_step >= 0 else "without a single checkpoint"
         times = "once" if used == 1 else f"{used} times"

@@ -86,7 +86,8 @@ class Scene:
         for node, why, silent in self.fleet.overdue(now):
             self.lose(node, why, silent=silent)
         if self.attempt is not None and self.judging:
-            self.attempt.judge(self._limits, now=now, wall=self._out.wall)
+            for event, fields, t in self.attempt.judge(self._limits, now=now, wall=self._out.wall):
+                self._out.note(event, fields, t=t)
         self.start_agents()
         if not self.leaving:
             self.warnings.tick()

@@ -271,8 +271,11 @@ def test_one_that_leaves_early_is_reported_and_the_others_are_not_waited_for_for
         agent.progress = {rank: [-1, 0, 0.1, False, 0.1] for rank in range(2)}
     stage.agents["n1"].ranks.clear()
     stage.say(stage.agents["n1"], m.Exit(1, 0, 0, "", False, stage.clock.wall, [], -1))
+    stage.pass_(4)
+    assert stage.count("rank_exited_early") == 0
+    stage.pass_(46)
     assert stage.last("rank_exited_early")["rank"] == 0
-    stage.pass_(50)
+    assert stage.count("rank_exited_early") == 1
     assert stage.coordinator.state is State.RUNNING
     stage.pass_(12)
     assert stage.last("fault_detected")["cause"] == "hang"
