@@ -115,7 +115,7 @@ class Scene:
         mine = self.attempt if self.launching or self.adopting else None
         if self.leaving:
             self._out.send(it.conn, m.Quit("the run is ending"))
-        elif mine is not None and node.name in mine.nodes and (again or self.adopting):
+        elif mine is not None and node.name in mine.nodes:
             self.fleet.hold([node.name], mine.number)
             mine.came_back(node.name, set(hello.ranks) if hello.attempt == mine.number else set(), self._out.now)
         elif hello.ranks:

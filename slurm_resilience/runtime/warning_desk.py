@@ -110,7 +110,7 @@ class WarningDesk:
     def verdict(self) -> Verdict | None:
         """What is to be acted on once everything has stopped; None while asking again may still tell more."""
         alarm = self.alarm
-        if alarm is None or self._open is not None or self._answered < self._needed:
+        if alarm is None or self._open is not None:
             return None
         return alarm.verdict if alarm.conclusive(self._outbox.now, patience_s=self._spec.kill_wait_s / 2) else None
 

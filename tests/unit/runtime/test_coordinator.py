@@ -194,6 +194,13 @@ def test_the_first_exception_is_named_not_the_echoes() -> None:
     assert "bad sample" in fault["detail"]
 
 
+def test_ranks_that_we_kill_are_no_evidence() -> None:
+    stage = Stage(3).running()
+    stage.fact("n1", 0, "exception", type="RuntimeError", message="[gloo] Connection reset by peer", step=4)
+    stage.kill_rank("n1", code=1, signal="")
+    assert stage.last("attempt_stopped")["rank"] == 0
+
+
 def test_a_rank_that_told_its_exception_gets_a_moment_to_print_it() -> None:
     stage = Stage(2).running()
     stage.fact("n1", 0, "exception", type="ValueError", message="x", step=1)
