@@ -48,6 +48,10 @@ class SlurmRun:
     def ended(self) -> bool:
         return self.sandbox.job_state(self.job) not in ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED")
 
+    def complete(self) -> bool:
+        """The run has ended.  Its job may stay COMPLETING for as long as Slurm waits for a node that is off."""
+        return "complete" in (self.run_dir / "state.json").read_text()
+
     def restarts(self) -> int:
         return int(self.sandbox.job(self.job)["Restarts"])
 
@@ -103,7 +107,7 @@ def test_power_off_costs_seconds_and_no_requeue(sandbox: Sandbox, shared: Path) 
             return self.remember(fault, victim, 0, float(happened["off_at"]))
 
     nemesis = PowerOff(run.run_dir, batch_host)
-    history = torment(run.run_dir, [Fault("node", False, 12, 0.1, 0)], nemesis, ended=run.ended, say=run.say)
+    history = torment(run.run_dir, [Fault("node", False, 12, 0.1, 0)], nemesis, ended=run.complete, say=run.say)
     off = history.faults[0].t
     assert run.restarts() == 0
     back = min(float(event["t"]) for event in events_of(run.run_dir, "first_step") if float(event["t"]) > off)
