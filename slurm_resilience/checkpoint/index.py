@@ -18,8 +18,8 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from slurm_resilience._atomic import write_atomic
 from slurm_resilience.checkpoint import marks, names, sealed
+from slurm_resilience.checkpoint.bench import Bench
 from slurm_resilience.checkpoint.entry import Entry, State
 from slurm_resilience.checkpoint.errors import CorruptCheckpoint
 from slurm_resilience.checkpoint.manifest import read_manifest
@@ -38,8 +38,9 @@ log = logging.getLogger(__name__)
 class CheckpointIndex:
     """Head and history of one root.  Writing expects the caller to hold the root's lock; reading expects nothing."""
 
-    def __init__(self, root: str | os.PathLike[str]) -> None:
+    def __init__(self, root: str | os.PathLike[str], bench: Bench | None = None) -> None:
         self.root = Path(root)
+        self._bench = bench or Bench(self.root)
         self.head_path = self.root / names.HEAD
         self.next_path = self.root / names.NEXT_HEAD
         self._committed: dict[str, tuple[tuple[int, int, int], Entry]] = {}
@@ -63,29 +64,29 @@ class CheckpointIndex:
 
     def publish(self, entries: Iterable[Entry]) -> None:
         """Replace the head by the newest usable of ``entries``."""
-        write_atomic(self.head_path, _compose(entries))
+        self._bench.put(self.head_path, _compose(entries))
 
     def announce(self, entries: Iterable[Entry]) -> None:
         """Write the head that counts once its newest entry's directory has its name.
 
         Its data is durable, its name becomes so together with the directory's: by the fsync of the root that follows.
         """
-        tmp = self.root / f"{names.NEXT_HEAD}.tmp"
-        fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-        try:
-            os.write(fd, _compose(entries))
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.replace(tmp, self.next_path)
+        self._bench.put(self.next_path, _compose(entries), durable=False)
 
-    def confirm(self) -> None:
-        """Make the announced head the head.  Needs no space on the file system."""
-        os.replace(self.next_path, self.head_path)
+    def confirm(self, entries: list[Entry]) -> None:
+        """Make the announced head the head; needs no space.  ``entries`` are written anew if somebody took it away."""
+        try:
+            os.replace(self.next_path, self.head_path)
+        except FileNotFoundError:
+            self.publish(entries)
+            return
+        now = self._read(self.head_path)
+        if not now or now[0].name != entries[0].name:
+            self.publish(entries)
 
     def withdraw(self) -> None:
         """Forget an announced head."""
-        self.next_path.unlink(missing_ok=True)
+        self._bench.remove(self.next_path)
 
     def append(self, op: str, at: float, **fields: Any) -> None:
         """Add one line to the history, if there is room.  Nothing depends on it, so it is not fsynced, and never in the way."""

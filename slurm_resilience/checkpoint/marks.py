@@ -8,7 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slurm_resilience._atomic import read_json, write_json_atomic
+from slurm_resilience._atomic import read_json
+from slurm_resilience.checkpoint.bench import Bench
 from slurm_resilience.checkpoint.entry import Entry, State
 
 VERIFIED = ".verified.json"
@@ -18,14 +19,14 @@ PINNED = ".pinned.json"
 MOST_EXCUSES = 2
 
 
-def put(directory: Path, mark: str, about: dict[str, Any]) -> None:
+def put(bench: Bench, directory: Path, mark: str, about: dict[str, Any]) -> None:
     """Set one mark, durably."""
-    write_json_atomic(directory / mark, about)
+    bench.put_json(directory / mark, about)
 
 
-def drop(directory: Path, mark: str) -> None:
+def drop(bench: Bench, directory: Path, mark: str) -> None:
     """Take one mark away; nothing happens where there is none."""
-    (directory / mark).unlink(missing_ok=True)
+    bench.remove(directory / mark)
 
 
 def get(directory: Path, mark: str) -> dict[str, Any] | None:

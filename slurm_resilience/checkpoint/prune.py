@@ -1,6 +1,6 @@
 """Throwing checkpoints away, and cleaning up after saves that never ended: the name goes first, the data when it can.
 
-A pruned directory is renamed into ``.gone/`` before any of its files is touched, so that no reader meets half of it.
+A pruned directory is renamed onto the bench before any of its files is touched, so that no reader meets half of it.
 What cannot be removed there yet (a file that NFS still holds open) is harmless and tried again later.
 """
 
@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 from slurm_resilience._clock import Clock
-from slurm_resilience.checkpoint import folders, lease, names
+from slurm_resilience.checkpoint import lease, names
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.retention import Retention, kept
 from slurm_resilience.errors import CheckpointError
@@ -87,15 +87,6 @@ def _remove(paths: list[Path]) -> None:
             continue
         except OSError as error:
             log.warning("%s cannot be removed yet (%s); it will be tried again", path, error)
-
-
-def bury(root: Path, name: str) -> Path:
-    """Take a checkpoint's name away, in one step; returns where its data is now."""
-    gone = root / names.GONE
-    folders.ensure(gone)
-    target = gone / f"{name}-{os.urandom(4).hex()}"
-    os.rename(root / name, target)
-    return target
 
 
 def victims(entries: list[Entry], policy: Retention, *, attempt: int, reading: set[str]) -> list[Entry]:

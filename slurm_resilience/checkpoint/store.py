@@ -20,12 +20,13 @@ from slurm_resilience import __version__
 from slurm_resilience._atomic import fsync_dir, write_atomic
 from slurm_resilience._clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.checkpoint import filesystem, folders, lease, marks, names, space
+from slurm_resilience.checkpoint.bench import Bench
 from slurm_resilience.checkpoint.entry import Entry, State
 from slurm_resilience.checkpoint.fence import Fence
 from slurm_resilience.checkpoint.index import BY_SCAN, CheckpointIndex
 from slurm_resilience.checkpoint.lock import RootLock
 from slurm_resilience.checkpoint.manifest import Item, Manifest, check_declared, read_manifest
-from slurm_resilience.checkpoint.prune import Sweeper, bury, is_read_after_all, victims
+from slurm_resilience.checkpoint.prune import Sweeper, is_read_after_all, victims
 from slurm_resilience.checkpoint.retention import Retention
 from slurm_resilience.errors import CheckpointError, Fenced
 
@@ -59,7 +60,8 @@ class CheckpointStore:
         self.about = about
         self.retention = retention
         self.fence_token = Fence(self.root)
-        self.index = CheckpointIndex(self.root)
+        self._bench = Bench(self.root, attempt)
+        self.index = CheckpointIndex(self.root, self._bench)
         self._lock = RootLock(self.root, attempt=attempt)
         self._clock = clock
         self._sweeper = Sweeper(self.root)
@@ -103,6 +105,7 @@ class CheckpointStore:
         about = {**self.about, "pid": os.getpid(), "at": self._clock.time()}
         for path in self.fence_token.raise_to(attempt, about):
             log.info("unfinished saves of an older attempt were moved to %s", path)
+        self._bench.set_up()
         with self._lock.held():
             known = self.index.lookup()
             newest: list[Entry] = []
@@ -169,10 +172,7 @@ class CheckpointStore:
         if expected_bytes and space.missing_bytes(self.root, expected_bytes):
             self._make_room(expected_bytes)
         name = names.new_name(step, attempt)
-        parent = self.root / names.writing_dir(attempt)
-        folders.ensure(parent)
-        path = parent / f"{name}.tmp"
-        path.mkdir(mode=0o755)
+        path = self._bench.make(f"{name}.tmp")
         self._drafts.add(path.name)
         return Draft(name, step, path)
 
@@ -269,28 +269,25 @@ class CheckpointStore:
         return alarm
 
     def _publish(self, draft: Draft, entry: Entry) -> None:
+        """Give the draft its name, between an index that announces it and one that has it.
+
+        The rename is the commit: it fails when a newer attempt has moved the draft away, and what it did stands.
+        """
+        self.check_owner()
         head = self.index.lookup()
-        self.index.announce([entry, *(head if head is not None else self.index.newest_usable())])
-        attempt = entry.attempt
+        entries = [entry, *(head if head is not None else self.index.newest_usable())]
+        self.index.announce(entries)
         try:
-            self.fence_token.check(attempt)
+            self.check_owner()
             os.rename(draft.path, self.root / entry.name)
-        except FileNotFoundError:
-            self.index.withdraw()
-            self.fence_token.check(attempt)
-            raise
         except BaseException:
+            self.check_owner()
             self.index.withdraw()
             raise
         fsync_dir(self.root)
+        self.check_owner()
         try:
-            self.fence_token.check(attempt)
-        except Fenced:
-            marks.put(self.root / entry.name, marks.QUARANTINED, {"reason": "committed by a fenced attempt", "by": "fence"})
-            self.index.withdraw()
-            raise
-        try:
-            self.index.confirm()
+            self.index.confirm(entries)
         except OSError as error:
             log.warning("the index of %s was announced and not replaced (%s); readers know how to take that", self.root, error)
         self.index.append("commit", entry.committed_at, entry=entry.to_json())
@@ -334,23 +331,18 @@ class CheckpointStore:
         if head is None or any(entry.name in names_going for entry in head):
             self.index.publish(self.index.newest_usable(without=names_going))
             self.index.withdraw()
-        gone, buried = [], []
+        gone = []
         for entry in going:
             self.check_owner()
             try:
-                where = bury(self.root, entry.name)
+                where = self._bench.take(self.root / entry.name)
             except FileNotFoundError:
                 continue
             if is_read_after_all(self.root, entry.name, where, owner=self.fence_token.current(), clock=self._clock):
                 continue
-            buried.append(where)
+            self._sweeper.dispose(where)
             gone.append(entry)
             self.index.append("prune", self._clock.time(), name=entry.name, attempt=self.attempt)
-        if buried:
-            fsync_dir(self.root)  # or a power loss gives a name back whose data is gone
-            fsync_dir(self.root / names.GONE)
-        for where in buried:
-            self._sweeper.dispose(where)
         return gone
 
     def _make_room(self, expected_bytes: int) -> None:
@@ -393,7 +385,7 @@ class CheckpointStore:
 
     def mark_verified(self, entry: Entry, by: str) -> Entry:
         """Say that a run trains on from this entry and that all checks of the resume held."""
-        marks.drop(self.path(entry), marks.ATTEMPTED)
+        marks.drop(self._bench, self.path(entry), marks.ATTEMPTED)
         return self._mark(entry, marks.VERIFIED, {"by": by}, state=State.VERIFIED, by=by, attempts=0)
 
     def quarantine(self, entry: Entry, reason: str, by: str) -> Entry:
@@ -404,20 +396,20 @@ class CheckpointStore:
     def release(self, entry: Entry) -> Entry:
         """Take a quarantine back, with the marks of earlier loads."""
         for mark in (marks.QUARANTINED, marks.ATTEMPTED):
-            marks.drop(self.path(entry), mark)
+            marks.drop(self._bench, self.path(entry), mark)
         return self._refresh(entry.name, "release")
 
     def pin(self, entry: Entry, *, pinned: bool = True) -> Entry:
         """Keep this entry whatever retention says, or stop keeping it."""
         if pinned:
             return self._mark(entry, marks.PINNED, {}, pinned=True)
-        marks.drop(self.path(entry), marks.PINNED)
+        marks.drop(self._bench, self.path(entry), marks.PINNED)
         return self._refresh(entry.name, "unpin")
 
     def _mark(self, entry: Entry, mark: str, about: dict[str, Any], **changes: Any) -> Entry:
         self.check_owner()
         about = {**about, "attempt": self.attempt, "at": round(self._clock.time(), 3), **self.about}
-        marks.put(self.path(entry), mark, about)
+        marks.put(self._bench, self.path(entry), mark, about)
         return self._refresh(entry.name, mark.strip(".").removesuffix(".json"), **{k: str(v) for k, v in changes.items()})
 
     def _refresh(self, name: str, op: str, **fields: Any) -> Entry:

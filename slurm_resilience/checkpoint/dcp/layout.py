@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import xxhash
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
+from torch.distributed.checkpoint import filesystem as dcp_files
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
     ChunkStorageMetadata,
@@ -40,7 +40,8 @@ def write_metadata(directory: Path, name: str, metadata: Metadata, shards: Itera
     """
     metadata.storage_data = {index: info for shard in shards for index, info in shard.stored}
     metadata.storage_meta = StorageMeta(save_id=name)
-    metadata.version = CURRENT_DCP_VERSION
+    if hasattr(metadata, "version"):  # from 2.9 on
+        metadata.version = dcp_files.CURRENT_DCP_VERSION
     stored = {(index.fqn, tuple(index.offset or ())) for index in metadata.storage_data}
     for key, about in metadata.state_dict_metadata.items():
         for at in [tuple(chunk.offsets) for chunk in about.chunks] if isinstance(about, TensorStorageMetadata) else [()]:

@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,32 +39,48 @@ def why_not() -> str:
 
 
 class Tracer:
-    """An strace attached to one process, from ``__init__`` on until the process ends or :meth:`stop`."""
+    """An strace attached to a process's main thread, which does all of a save's calls, until it ends or :meth:`stop`."""
 
     def __init__(self, pid: int, *options: str) -> None:
         self._process = subprocess.Popen(
-            ["strace", "-f", "-qq", "-p", str(pid), *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            ["strace", "-qq", "-p", str(pid), *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
         deadline = time.monotonic() + 20
-        while not self._attached(pid):
+        while "TracerPid:\t0\n" in Path(f"/proc/{pid}/status").read_text():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 raise RuntimeError(f"strace did not attach: {self._process.stderr and self._process.stderr.read()}")
             time.sleep(0.002)
 
-    @staticmethod
-    def _attached(pid: int) -> bool:
-        """All threads are traced."""
-        try:
-            tasks = os.listdir(f"/proc/{pid}/task")
-            return all("TracerPid:\t0\n" not in Path(f"/proc/{pid}/task/{task}/status").read_text() for task in tasks)
-        except FileNotFoundError:
-            return False
-
     def stop(self) -> None:
         if self._process.poll() is None:
             self._process.terminate()
         self._process.wait(20)
+
+
+def wait_for_stop(pid: int, *, unless: Callable[[], bool], within_s: float = 30.0) -> bool:
+    """Wait until a signal has stopped the process; False when ``unless`` came true first."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return False
+        if state in "Tt" and _group_stopped(pid):
+            return True
+        if unless():
+            return False
+        time.sleep(0.002)
+    raise AssertionError(f"process {pid} was neither stopped nor done within {within_s} s")
+
+
+def _group_stopped(pid: int) -> bool:
+    """Stopped for good, and not only for a moment by its tracer: it stays so."""
+    for _ in range(25):
+        time.sleep(0.002)
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "Tt":
+            return False
+    return True
 
 
 @dataclass(frozen=True)

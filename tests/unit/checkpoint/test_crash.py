@@ -4,10 +4,13 @@ or loses one that was committed.  The program under test is not patched: strace 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import random
 import shutil
+import signal
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -24,7 +27,7 @@ from tests.unit.checkpoint import strace, worlds
 
 pytestmark = pytest.mark.skipif(bool(strace.why_not()), reason=strace.why_not() or "-")
 
-FIRST, SECOND = 1, 2
+FIRST, SECOND, THIRD = 1, 2, 3
 
 
 def _state(rank: int, step: int) -> dict[str, Any]:
@@ -38,10 +41,12 @@ def _prepare(rank: int, world: int, root: str) -> None:
     save(store, _state(rank, FIRST), step=FIRST)
 
 
-def _save_when_told(rank: int, world: int, root: str, pipes: str, keep_last: int) -> str:
+def _save_when_told(rank: int, world: int, root: str, pipes: str, keep_last: int, locks: bool) -> str:
     """Ready, wait, save; "saved" when the save returned.  What it does before and after is not in the trace."""
     strace.allow_tracing()
     store = CheckpointStore.open(root, attempt=1, retention=Retention(keep_last=keep_last))
+    if not locks:
+        _without_locks(store)
     state = _state(rank, SECOND)
     go = os.open(f"{pipes}/go{rank}", os.O_RDWR)
     Path(f"{pipes}/ready{rank}").write_text(str(os.getpid()))
@@ -63,12 +68,12 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Ranks:
     """Two ranks that have come to the brink of their save."""
 
-    def __init__(self, root: Path, pipes: Path, keep_last: int) -> None:
+    def __init__(self, root: Path, pipes: Path, keep_last: int, *, locks: bool = True) -> None:
         pipes.mkdir()
         self._pipes = pipes
         for rank in (0, 1):
             os.mkfifo(pipes / f"go{rank}")
-        given = (str(root), str(pipes), keep_last)
+        given = (str(root), str(pipes), keep_last, locks)
         self.ranks: list[tuple[Any, Connection]] = worlds.start(2, _save_when_told, *given, timeout_s=20)
         self.pids = [self._pid(rank) for rank in (0, 1)]
 
@@ -78,24 +83,30 @@ class Ranks:
         return int(path.read_text())
 
     def go(self) -> list[Any]:
+        self.release()
+        return self.results()
+
+    def release(self) -> None:
         for rank in (0, 1):
             fd = os.open(self._pipes / f"go{rank}", os.O_RDWR)
             os.write(fd, b"!")
             os.close(fd)
+
+    def results(self) -> list[Any]:
         return worlds.collect(self.ranks, within_s=60)
 
 
-def check(root: Path, *, committed: bool) -> int:
+def check(root: Path, *, committed: bool, attempt: int = 2) -> int:
     """What must hold after any crash; returns the step of the latest."""
     reader = CheckpointStore.open(root)
     seen = reader.latest()
-    store = CheckpointStore.open(root, attempt=2)
+    store = CheckpointStore.open(root, attempt=attempt)
     store.fence()
     latest = store.latest()
     assert latest is not None, "no latest"
-    assert latest.step in (FIRST, SECOND)
+    assert latest.step in (FIRST, SECOND, THIRD)
     assert seen is not None
-    assert seen.step in (FIRST, SECOND)
+    assert seen.step in (FIRST, SECOND, THIRD)
     if committed:
         assert latest.step == SECOND, "a committed checkpoint was lost"
         assert seen.step == SECOND, "a reader without an attempt misses a committed checkpoint"
@@ -133,6 +144,57 @@ def test_a_kill_at_any_call_loses_nothing(template: Path, tmp_path: Path, victim
     assert number > (20 if victim == 0 else 4), f"only {number} calls: the tracer did not see the save"
     assert outcomes[FIRST] > 0
     assert outcomes[SECOND] > 0
+
+
+@pytest.mark.parametrize("locks", ["locks work", "locks exclude nobody"])
+@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.long, id="every call"), pytest.param(17, id="some calls")])
+def test_an_attempt_frozen_at_any_call_is_fenced_when_it_thaws(template: Path, tmp_path: Path, every: int, locks: str) -> None:
+    """Two attempts alive at once: the old one is stopped in mid-save, the new one opens the root, the old one goes on."""
+    number, fenced = 1, 0
+    while True:
+        base = tmp_path / str(number)
+        base.mkdir()
+        root = base / "root"
+        shutil.copytree(template, root)
+        ranks = Ranks(root, base / "pipes", keep_last=2, locks=locks == "locks work")
+        inject = f"inject={strace.CHANGES}:signal=STOP:when={number}"
+        tracer = strace.Tracer(ranks.pids[0], "-e", f"trace={strace.CHANGES}", "-e", inject, "-o", "/dev/null")
+        ranks.release()
+        frozen = strace.wait_for_stop(ranks.pids[0], unless=functools.partial(ranks.ranks[0][1].poll, 0))
+        new = CheckpointStore.open(root, attempt=2)
+        if locks != "locks work":
+            _without_locks(new)
+        new.fence()
+        known = {entry.name for entry in new.entries() if entry.usable}
+        mine = _commit_third(new)
+        if frozen:
+            os.kill(ranks.pids[0], signal.SIGCONT)
+        old = ranks.results()
+        tracer.stop()
+        after = {entry.name for entry in new.entries() if entry.usable}
+        assert after == known | {mine}, f"frozen at call {number}: {old}"
+        latest = CheckpointStore.open(root).latest()
+        assert latest is not None
+        assert latest.name == mine
+        assert check(root, committed=False, attempt=3) == THIRD
+        fenced += any("owns it now" in str(result) for result in old)
+        shutil.rmtree(base)
+        if not frozen:
+            break
+        number += every
+    assert number > 20
+    assert fenced > 0
+
+
+def _commit_third(store: CheckpointStore) -> str:
+    target = {"model": {"w": torch.zeros(50), "part0": torch.zeros(7), "part1": torch.zeros(7)}, "step": THIRD}
+    for value in target["model"].values():  # type: ignore[attr-defined]
+        value.fill_(THIRD)
+    return save(store, target, step=THIRD).name
+
+
+def _without_locks(store: CheckpointStore) -> None:
+    store._lock.held = lambda: contextlib.nullcontext(False)  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience.checkpoint import names
+from slurm_resilience.checkpoint import store as store_module
 from slurm_resilience.checkpoint.fence import Fence
-from slurm_resilience.checkpoint.index import CheckpointIndex
 from slurm_resilience.checkpoint.lock import RootLock
 from slurm_resilience.checkpoint.retention import Retention
-from slurm_resilience.errors import Fenced
+from slurm_resilience.checkpoint.store import CheckpointStore
+from slurm_resilience.errors import CheckpointError, Fenced
 from tests.unit.checkpoint.drafts import commit, fill, opened
 
 
@@ -82,28 +83,33 @@ def test_a_writer_frozen_after_its_last_check_still_cannot_publish(tmp_path: Pat
     assert thawed[0].latest() == fresh
 
 
-def test_what_an_older_attempt_published_after_all_is_quarantined_by_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file system that renames by a stale handle: the check after the rename is the last line."""
+def test_what_an_older_attempt_published_before_the_fence_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was renamed, then frozen: the new attempt has seen it, and may have resumed from it."""
     old = opened(tmp_path, attempt=1)
     draft = old.begin(20)
-    about = fill(draft, b"late")
-    calls = []
-    real_check = Fence.check
+    about = fill(draft, b"early")
+    seen = []
+    real = store_module.fsync_dir
 
-    def late(self: Fence, attempt: int) -> None:
-        calls.append(attempt)
-        if len(calls) == 3:
-            (self.path / "a00002").touch()
-        real_check(self, attempt)
+    def freeze(path: Path) -> None:
+        if not seen:
+            seen.append(opened(tmp_path, attempt=2).latest())
+        real(path)
 
-    monkeypatch.setattr(Fence, "check", late)
+    monkeypatch.setattr(store_module, "fsync_dir", freeze)
     with pytest.raises(Fenced):
         old.commit(draft, **about)
-    monkeypatch.undo()
-    assert [(entry.step, entry.reason) for entry in old.entries()] == [(20, "committed by a fenced attempt")]
-    assert CheckpointIndex(tmp_path).lookup() in (None, [])
+    assert seen[0] is not None
+    assert CheckpointStore.open(tmp_path).latest() == seen[0]
+
+
+def test_a_root_that_was_not_opened_for_writing_says_what_is_missing(tmp_path: Path) -> None:
+    entry = commit(opened(tmp_path, attempt=1), 10)
+    careless = CheckpointStore.open(tmp_path, attempt=5)
+    for attempt in (lambda: careless.begin(20), lambda: careless.quarantine(entry, "bad", by="test")):
+        with pytest.raises(CheckpointError, match="has not opened"):
+            attempt()
+    assert CheckpointStore.open(tmp_path).latest() == entry
 
 
 def test_the_same_attempt_may_open_the_root_again(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from slurm_resilience.checkpoint import index as index_module
 from slurm_resilience.checkpoint import marks, names, sealed
+from slurm_resilience.checkpoint.bench import Bench
 from slurm_resilience.checkpoint.index import CheckpointIndex, Entry
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError
@@ -167,7 +168,7 @@ def test_a_crash_between_rename_and_index_loses_nothing(tmp_path: Path, monkeypa
     class Killed(BaseException):
         pass
 
-    def die(_: CheckpointIndex) -> None:
+    def die(*_: object) -> None:
         raise Killed
 
     with monkeypatch.context() as patch:
@@ -210,7 +211,7 @@ def test_a_reader_that_may_not_write_still_finds_the_latest(tmp_path: Path, monk
     def read_only(*_: object, **__: object) -> None:
         raise PermissionError(13, "read-only")
 
-    monkeypatch.setattr(index_module, "write_atomic", read_only)
+    monkeypatch.setattr(Bench, "put", read_only)
     assert CheckpointStore.open(tmp_path).latest() == entry
 
 
@@ -309,7 +310,7 @@ def test_what_was_quarantined_is_not_resumed_from_though_the_head_was_not_told(t
     """The process that found it bad was killed between the mark and the head."""
     store = opened(tmp_path)
     good, bad = commit(store, 10), commit(store, 20)
-    marks.put(store.path(bad), marks.QUARANTINED, {"reason": "loss differs", "by": "verification"})
+    marks.put(Bench(tmp_path), store.path(bad), marks.QUARANTINED, {"reason": "loss differs", "by": "verification"})
     assert store.latest() == good
     assert opened(tmp_path, attempt=2).latest() == good
 

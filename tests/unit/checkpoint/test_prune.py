@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slurm_resilience._clock import boot_id
 from slurm_resilience.checkpoint import names, space
-from slurm_resilience.checkpoint import store as store_module
+from slurm_resilience.checkpoint.bench import Bench
 from slurm_resilience.checkpoint.entry import Entry, State
 from slurm_resilience.checkpoint.retention import Retention, kept
 from slurm_resilience.checkpoint.space import NoSpace
@@ -159,13 +159,13 @@ def test_a_reader_that_comes_while_the_name_goes_gets_it_back(tmp_path: Path, mo
     old = commit(store, 10)
     commit(store, 20)
     reading = CheckpointStore.open(tmp_path).reading(old)
-    real_bury = store_module.bury
+    real_take = Bench.take
 
-    def bury(root: Path, name: str) -> Path:
+    def take(bench: Bench, path: Path) -> Path:
         reading.__enter__()
-        return real_bury(root, name)
+        return real_take(bench, path)
 
-    monkeypatch.setattr(store_module, "bury", bury)
+    monkeypatch.setattr(Bench, "take", take)
     assert store.prune(Retention(keep_last=1), wait=True) == []
     assert steps(store) == [20, 10]
     reading.__exit__(None, None, None)
@@ -189,7 +189,7 @@ def test_a_prune_that_the_file_system_refuses_is_harmless_and_tried_again(
     assert "tried again" in caplog.text
     monkeypatch.setattr(shutil, "rmtree", real)
     store.prune(Retention(keep_last=1), wait=True)
-    assert os.listdir(tmp_path / names.GONE) == []
+    assert [name for name in os.listdir(tmp_path / names.writing_dir(1)) if name.startswith("gone-")] == []
 
 
 def test_a_failing_prune_does_not_fail_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_a_failing_prune_does_not_fail_the_save(tmp_path: Path, monkeypatch: pyt
     def refuse(*_: object) -> None:
         raise PermissionError(13, "no")
 
-    monkeypatch.setattr(store_module, "bury", refuse)
+    monkeypatch.setattr(Bench, "take", refuse)
     newest = commit(store, 20)
     assert store.latest() == newest
 
