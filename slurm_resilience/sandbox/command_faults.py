@@ -37,6 +37,7 @@ def break_command(sandbox: Sandbox, _targets: list[str], options: dict[str, Any]
             if command in state.broken_commands:
                 _mend(sandbox.layout, state, command)
             state.broken_commands[command] = how
+            state.save(sandbox.layout)  # before the first mount, so that `heal` undoes also half of it
             for host in _hosts(state):
                 _break_on(sandbox.layout, host, command, how)
         state.save(sandbox.layout)
@@ -118,6 +119,7 @@ def _make_disk(layout: Layout, state: State, path: Path, size: str) -> None:
     account = pwd.getpwnam(lifecycle.USER)
     disks.create(layout, path, disks.size_bytes(size), account.pw_uid, account.pw_gid)
     state.disks.append(str(path))
+    state.save(layout)
     for host in state.hosts.values():
         if host.alive():
             fd = kernel.open_tree(str(path))

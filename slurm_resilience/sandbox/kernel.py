@@ -6,6 +6,7 @@ Standard library only: the init of each node and `enter` start with this and not
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 
@@ -63,9 +64,10 @@ def mount(source: str, target: str, kind: str = "", flags: int = 0, options: str
     )
 
 
-def unmount(target: str, flags: int = MNT_DETACH) -> None:
-    """umount2(2), lazily unless told otherwise: names go at once, the file system when its last user does."""
-    _check(_libc.umount2(target.encode(), flags), f"umount {target}")
+def unmount(target: str) -> None:
+    """Nothing is mounted at ``target`` any more, or never was.  The name goes at once, the file system with its last user."""
+    if _libc.umount2(target.encode(), MNT_DETACH) < 0 and ctypes.get_errno() != errno.EINVAL:  # EINVAL: not a mount point
+        _check(-1, f"umount {target}")
 
 
 def open_tree(path: str) -> int:

@@ -73,17 +73,22 @@ def test_kill_and_wait_returns_when_they_are_dead(child: subprocess.Popen[bytes]
 
 def test_a_session_is_killed_whole() -> None:
     script = (
-        "import os; os.setsid() if os.fork() == 0 else os.wait(); os.execvp('bash', ['bash', '-c', 'sleep 984 & sleep 984'])"
+        "import os\n"
+        "if os.fork():\n    os.wait()\n"
+        "else:\n    os.setsid()\n    os.execvp('bash', ['bash', '-c', 'sleep 984 & sleep 984'])\n"
     )
     with subprocess.Popen([sys.executable, "-c", script]) as outer:
 
         def sleepers() -> list[int]:
             return [pid for pid in processes.all_pids() if processes.command_line(pid) == ["sleep", "984"]]
 
-        wait(lambda: len(sleepers()) == 2)
-        processes.kill_session_of_child(outer.pid)
-        outer.kill()
-        wait(lambda: not sleepers())
+        try:
+            wait(lambda: len(sleepers()) == 2)
+            processes.kill_session_of_child(outer.pid)
+            wait(lambda: not sleepers())
+        finally:
+            outer.kill()
+            processes.kill_and_wait([Process.of(pid) for pid in sleepers()])
 
 
 def test_mapped_files_are_named() -> None:
