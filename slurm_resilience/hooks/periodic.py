@@ -41,8 +41,7 @@ def _round(world: "World") -> None:
     chosen = engine.plans(world, "boot" if first else "periodic")
     if own or hinted:
         known = {plan.name for plan in chosen}
-        every = [plan for plan in engine.plans(world, "all") if plan.contexts != ["epilog"]]
-        chosen += [plan for plan in every if plan.name not in known]
+        chosen += [plan for plan in engine.plans(world, "all") if plan.name not in known]
     results = engine.run(world, chosen)
     told = engine.remember(world, results)
     try:

@@ -1,6 +1,6 @@
 """Before a job: is this node known to be well?  Without a Slurm command while it is, and never with an exit code of our own."""
 
-from . import checks, engine, ledger, recheck, settle, slurm
+from . import checks, engine, ledger, recheck, settle
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def run(world: "World") -> None:
 
 def _send_elsewhere(world: "World", reason: str) -> None:
     """The job that was about to start here goes back into the queue, not held; a job that may not be requeued runs."""
+    from . import slurm
+
     try:
         slurm.call(world, "scontrol", "requeue", world.job.id)
         ledger.record(world, "job_sent_elsewhere", reason=reason)

@@ -2,7 +2,7 @@
 
 import time
 
-from . import drain, engine, files, ledger, marks, settle
+from . import engine, files, ledger, marks, settle
 from .checks import FAIL, Result
 
 TYPE_CHECKING = False
@@ -29,6 +29,8 @@ def unfinished_epilogs(world: "World") -> None:
 
 def pending_verdict(world: "World", results: "list[Result]") -> None:
     """A drain that could not be set is set now, if the check still fails; a verdict of another boot is looked at anew."""
+    from . import drain
+
     entry = drain.pending(world)
     if not entry:
         return

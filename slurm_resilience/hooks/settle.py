@@ -5,11 +5,12 @@ Unknown never drains.  What the job is to blame for never drains.  A check in ob
 
 import time
 
-from . import drain, files, ledger, slurm
+from . import files, ledger
 from .checks import DRAIN_NOW, FAIL, FLAG, JOB, OK, Result
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from . import drain
     from .engine import Plan
     from .world import World
 
@@ -48,6 +49,8 @@ def settle(
             unmark(world, result.check)
     if not worst:
         return None
+    from . import drain  # a clean node never needs it
+
     if drain.own(world).get("confirmed"):
         return drain.Outcome("already", "drained by us")
     outcome = drain.drain(world, worst[0])
@@ -58,6 +61,8 @@ def settle(
 def mark(world: "World", result: Result) -> None:
     """Flag the node in its comment, once.  Without an answer from Slurm it is tried again with the next failure."""
     ledger.record(world, "flagged", check=result.check, word=result.word, text=result.text, blame=result.blame)
+    from . import drain, slurm
+
     try:
         drain.flag(world, result.check, time.time(), result.text)
         _remember(world, result.check, True)
@@ -67,6 +72,8 @@ def mark(world: "World", result: Result) -> None:
 
 def unmark(world: "World", check: str) -> None:
     """The check passes: its flag goes."""
+    from . import drain, slurm
+
     try:
         drain.unflag(world, check)
         _remember(world, check, False)

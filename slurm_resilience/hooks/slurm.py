@@ -1,8 +1,6 @@
 """One bounded call to Slurm by its absolute path.  No answer is "unknown", and is said to be so."""
 
-import os
-
-from . import child, files, nodes
+from . import child, nodes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,23 +18,11 @@ class Refused(Exception):
     """Slurm answered, and did not do it."""
 
 
-def environment(world: "World") -> "dict[str, str]":
-    """Made from scratch.  SLURM_CONF is the configuration's; a job's or slurmd's own only when the file is root's."""
-    env = {"PATH": child.PATH, "LC_ALL": "C", "TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
-    conf = world.text("slurm", "conf")
-    if not conf:
-        offered = world.environ.get("SLURM_CONF", "")
-        conf = offered if offered.startswith("/") and not files.distrust(offered, os.geteuid()) else ""
-    if conf:
-        env["SLURM_CONF"] = conf
-    return env
-
-
 def call(world: "World", tool: str, *words: str) -> str:
     """What the command said.  Raises :class:`NoAnswer` or :class:`Refused`."""
     path = world.text("slurm", tool, "/usr/bin/" + tool)
     done = child.run(
-        (path, *words), world.remaining(world.number("slurm", "call_s", CALL_S)), environment(world), cap_bytes=64 << 20
+        (path, *words), world.remaining(world.number("slurm", "call_s", CALL_S)), world.slurm_environment(), cap_bytes=64 << 20
     )
     said = " ".join((done.problem or done.err or done.out[:300]).split())
     if done.code is None or done.cut:

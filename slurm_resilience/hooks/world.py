@@ -9,6 +9,7 @@ import re
 import time
 
 from . import files
+from .child import PATH
 
 VERSION = 1
 FALLBACK_STATE = "/run/slurm-resilience"  # when /var is full or read-only
@@ -84,6 +85,17 @@ class World:
     def text(self, section: str, name: str, default: str = "") -> str:
         found = self.section(section).get(name, default)
         return found if isinstance(found, str) else default
+
+    def slurm_environment(self) -> "dict[str, str]":
+        """For Slurm's commands, made from scratch.  SLURM_CONF is the configuration's; slurmd's own only when root's."""
+        env = {"PATH": PATH, "LC_ALL": "C", "TZ": "UTC", "SLURM_TIME_FORMAT": "standard"}
+        conf = self.text("slurm", "conf")
+        if not conf:
+            offered = self.environ.get("SLURM_CONF", "")
+            conf = offered if _FORMS["SLURM_CONF"].match(offered) and not files.distrust(offered, os.geteuid()) else ""
+        if conf:
+            env["SLURM_CONF"] = conf
+        return env
 
 
 def boot_id() -> str:

@@ -41,13 +41,13 @@ def controller_state(places: Places) -> Path:
     return places.state.with_name(places.state.name + "-controller")
 
 
-def template() -> str:
-    """The entry script as shipped: in the wheel, or in the checkout."""
+def shipped(name: str) -> str:
+    """A file of ``sbatch/hooks`` as shipped: in the wheel, or in the checkout."""
     here = Path(__file__).resolve()
-    for path in (here.parents[2] / "_sbatch" / "hooks" / "hook.sh", here.parents[3] / "sbatch" / "hooks" / "hook.sh"):
+    for path in (here.parents[2] / "_sbatch" / "hooks" / name, here.parents[3] / "sbatch" / "hooks" / name):
         if path.is_file():
             return path.read_text(encoding="utf-8")
-    raise ConfigError("The entry script hook.sh is not part of this installation", remedy="reinstall slurm-resilience")
+    raise ConfigError(f"{name} is not part of this installation", remedy="reinstall slurm-resilience")
 
 
 def entry(places: Places, kind: str, chained: str) -> str:
@@ -57,7 +57,7 @@ def entry(places: Places, kind: str, chained: str) -> str:
         "CONFIG": str(places.compiled), "DEADLINE_S": str(DEADLINES_S[kind]), "CHAINED": chained,
         "STATE": str(controller_state(places) if kind == "epilogslurmctld" else places.state),
     }  # fmt: skip
-    text = template()
+    text = shipped("hook.sh")
     for name, value in values.items():
         if "'" in value or "\n" in value:
             raise ConfigError(f"{value!r} cannot stand in a shell script", remedy="use a path without quotes and newlines")

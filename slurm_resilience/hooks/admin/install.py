@@ -94,6 +94,9 @@ def plan(
         todo.changes.append(Change(todo.on_disk(places.config), configuration.DEFAULT_TEXT))
     todo.before = settings_of(slurm_conf) if slurm_conf else {}
     remembered = _receipt(todo).get("before", {})
+    for key, value in _receipt(todo).get("lines", {}).items():
+        if key not in KINDS and todo.before.get(key) == value:  # ours, from an earlier installation
+            todo.lines[key], todo.before[key] = value, remembered.get(key, "")
     for key, kind in KINDS.items():
         if kind not in kinds:
             continue
@@ -108,9 +111,9 @@ def plan(
         todo.lines[key] = ours
         todo.before[key] = remembered.get(key, "") if there == ours else there
     if "healthcheck" in kinds:
-        if todo.before.get("HealthCheckInterval", "0") in ("", "0"):
+        if "HealthCheckInterval" not in todo.lines and todo.before.get("HealthCheckInterval", "0") in ("", "0"):
             todo.lines["HealthCheckInterval"] = str(INTERVAL_S)
-        if not todo.before.get("HealthCheckNodeState"):
+        if "HealthCheckNodeState" not in todo.lines and not todo.before.get("HealthCheckNodeState"):
             todo.lines["HealthCheckNodeState"] = "ANY"
     rotate = todo.on_disk(Path("/etc/logrotate.d/slurm-resilience-hooks"))
     if rotate.parent.is_dir():
@@ -145,7 +148,8 @@ def apply(todo: Installation, *, write_slurm_conf: bool = False) -> list[str]:
         files.private_folder(str(places.state))
         if "epilogslurmctld" in todo.kinds:
             _controller_folder(entries.controller_state(places))
-    receipt = {"v": 1, "release": __version__, "before": {key: todo.before.get(key, "") for key in todo.lines}}
+    receipt = {"v": 1, "release": __version__, "lines": todo.lines}
+    receipt["before"] = {key: todo.before.get(key, "") for key in todo.lines}
     write_atomic(todo.on_disk(places.prefix) / "install.json", json.dumps(receipt, sort_keys=True) + "\n")
     if write_slurm_conf and todo.slurm_conf is not None:
         text = with_settings(todo.slurm_conf.read_text(encoding="utf-8"), todo.lines)

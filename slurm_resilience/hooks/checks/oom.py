@@ -10,7 +10,7 @@ from . import FLAG, JOB, NODE, OK, WARN, Host, Result, unknown
 from .kernel_log import Unreadable, since
 
 NAME = "oom"
-CONTEXTS = ("epilog", "periodic")
+CONTEXTS = ("periodic", "boot")
 TIMEOUT_S = 3.0
 SEVERITY = "flag"
 

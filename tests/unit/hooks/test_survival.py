@@ -217,6 +217,20 @@ def test_a_check_that_hangs_costs_its_time_and_no_more(places: Places) -> None:
 
 
 @pytest.mark.parametrize("says", ["", "x" * 100_000])
+def test_a_check_that_crashes_or_hangs_takes_no_other_with_it(places: Places) -> None:
+    """The quick checks share a child; one that never answers is unknown, the others are what they are."""
+    text = "mode: drain\nchecks: {cpu: {timeout_s: 1}, memory: {}, memory_errors: {}, leftovers: {}}\n"
+    reconfigure(places, text)
+    for harm in ("import time; time.sleep(3600)", "import os; os._exit(9)", "raise RuntimeError('boom')"):
+        (places.library / "checks" / "cpu.py").write_text(f"{harm}\n")
+        call(places, within_s=6.0)
+        told = json.loads((places.state / "n1" / "verdict.json").read_text())["checks"]
+        assert {name: entry["status"] for name, entry in told.items()} == {
+            "cpu": "unknown", "memory": "ok", "memory_errors": "ok", "leftovers": "ok",
+        }  # fmt: skip
+        (places.state / "n1" / "verdict.json").unlink()
+
+
 def test_a_controller_that_hangs_delays_by_one_bounded_call_and_the_verdict_is_kept(says: str, places: Places) -> None:
     """nhc#161: no drain is blamed on the check, the call is bounded, the verdict waits."""
     dead = tool(places.prefix / "scontrol", says, hangs=True)

@@ -1,0 +1,370 @@
+"""Configuration, installation, inspection, suspects, hints: typos refused, twice is once, and what was there comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_resilience.errors import ConfigError
+from slurm_resilience.hooks import checks, comeback, hints, settle, world
+from slurm_resilience.hooks.admin import configuration, entries, inspect, install, lemons
+from slurm_resilience.hooks.admin.conformance import tool
+from slurm_resilience.hooks.admin.entries import Places
+from slurm_resilience.hooks.checks import Result
+from slurm_resilience.hooks.engine import Plan
+from slurm_resilience.hooks.nodes import Node
+
+
+@pytest.fixture
+def root_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="srh-unit-", dir="/opt"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def places(root_folder: Path) -> Places:
+    return Places(root_folder / "prefix", root_folder / "etc" / "hooks.yaml", root_folder / "state", install.python_of(None))
+
+
+# --- the configuration ---
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("mode: drian", "drain"),
+        ("budgt: {}", "'budgt'"),
+        ("budget: {max_node: 1}", "max_nodes"),
+        ("budget: {max_nodes: many}", "max_nodes"),
+        ("budget: {max_nodes: -1}", "max_nodes"),
+        ("checks: {gppu: {}}", "gpu"),
+        ("checks: {gpu: {optons: {}}}", "options"),
+        ("checks: {gpu: {options: {cuont: 4}}}", "count"),
+        ("checks: {gpu: {options: {nvidia_smi: nvidia-smi}}}", "absolute"),
+        ("checks: {gpu: {contexts: [prologue]}}", "prolog"),
+        ("checks: {gpu: {severity: bad}}", "drain_now"),
+        ("checks: {gpu: {timeout_s: 0}}", "above 0"),
+        ("checks: {gpu: {nodes: [{options: {}}]}}", "match"),
+        ("checks: {site: {command: check.sh}}", "absolute"),
+        ("checks: {Site-1: {command: /x}}", "a-z"),
+        ("checks: [gpu]", "mapping"),
+        ("slurm: {scontrol: scontrol}", "absolute"),
+        ("expedite: {jobs: some}", "resilient"),
+        ("a: [", "not YAML"),
+        ("- 1", "mapping"),
+    ],
+)
+def test_a_typo_is_refused_with_the_right_word(text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        configuration.compile_text(text)
+    assert says in str(caught.value)
+
+
+def test_the_shipped_configuration_observes_and_every_default_is_filled_in() -> None:
+    compiled = configuration.compile_text(configuration.DEFAULT_TEXT)
+    assert {entry["mode"] for entry in compiled["checks"].values()} == {"observe"}
+    assert compiled["checks"]["memory"]["contexts"] == ["prolog", "epilog", "periodic", "boot"]
+    assert configuration.compile_text("mode: off\nchecks: {cpu: {}}")["checks"]["cpu"]["mode"] == "off"
+    assert set(configuration.OPTIONS) == set(checks.ALL)
+
+
+def test_what_is_compiled_is_what_the_hooks_believe_until_the_source_changes(places: Places) -> None:
+    install.apply(install.plan(places))
+    assert world.load_settings(str(places.compiled))["checks"]
+    places.config.write_text(places.config.read_text() + "\n# x\n")
+    with pytest.raises(world.BadSettings, match="changed after"):
+        world.load_settings(str(places.compiled))
+
+
+# --- installing ---
+
+SLURM_CONF = "ClusterName=x\nprolog = /site/prolog # ours\nEpilog=/site/epilog.d/*\nHealthCheckInterval=0\nNodeName=n1\n"
+
+
+def conf(root: Path) -> Path:
+    path = root / "slurm.conf"
+    path.write_text(SLURM_CONF)
+    return path
+
+
+def test_install_twice_is_once_and_uninstall_restores(places: Places, root_folder: Path) -> None:
+    path = conf(root_folder)
+    assert install.apply(install.plan(places, slurm_conf=path), write_slurm_conf=True)
+    text = path.read_text()
+    assert f"Prolog={places.entry('prolog')}" in text
+    assert "HealthCheckInterval=300" in text
+    assert "NodeName=n1" in text
+    assert (root_folder / "slurm.conf.before-slurm-resilience").read_text() == SLURM_CONF
+    assert "chained='/site/prolog'" in places.entry("prolog").read_text()
+    assert install.apply(install.plan(places, slurm_conf=path), write_slurm_conf=True) == []
+    assert "chained='/site/prolog'" in places.entry("prolog").read_text(), "we do not chain ourselves"
+    install.uninstall(places, slurm_conf=path)
+    after = install.settings_of(path)
+    assert (after["Prolog"], after["Epilog"], after["HealthCheckInterval"]) == ("/site/prolog", "/site/epilog.d/*", "0")
+    assert "EpilogSlurmctld" not in after
+    assert "HealthCheckProgram" not in after
+    assert not places.prefix.exists()
+    assert places.config.exists(), "the configuration is the admin's"
+
+
+def test_uninstall_leaves_a_prolog_that_the_admin_has_changed_since(places: Places, root_folder: Path) -> None:
+    path = conf(root_folder)
+    install.apply(install.plan(places, slurm_conf=path), write_slurm_conf=True)
+    path.write_text(path.read_text().replace(f"Prolog={places.entry('prolog')}", "Prolog=/new/one"))
+    install.uninstall(places, slurm_conf=path)
+    assert install.settings_of(path)["Prolog"] == "/new/one"
+
+
+def test_a_folder_of_site_scripts_runs_as_slurm_runs_it_but_for_what_is_no_script(places: Places, root_folder: Path) -> None:
+    """22.05 runs z before a and 9 before 0, and drains for a README; tried on a real one."""
+    folder = root_folder / "epilog.d"
+    folder.mkdir()
+    log = root_folder / "log"
+    for name in ("10-a", "20-b", "aa", "Zz", "30 odd"):
+        script = tool(folder / name)
+        script.write_text(f'#!/bin/sh\nbasename "$0" >> {log}\n')
+    (folder / "README").write_text("read me")
+    (folder / "sub").mkdir()
+    chain = root_folder / "chain"
+    chain.write_text(entries.chain_of(f"{folder}/*"))
+    chain.chmod(0o755)
+    assert subprocess.run([str(chain)], check=False).returncode == 0
+    assert sorted(log.read_text().splitlines()) == ["10-a", "20-b", "30 odd", "Zz", "aa"]
+    assert [name for name in log.read_text().splitlines() if name[0].isdigit()] == ["30 odd", "20-b", "10-a"]
+    tool(folder / "20-b", code=4)
+    log.unlink()
+    assert subprocess.run([str(chain)], check=False).returncode == 4
+    assert "10-a" not in log.read_text().split()
+    empty = root_folder / "empty"
+    empty.write_text(entries.chain_of(f"{root_folder}/nothing.d/*"))
+    empty.chmod(0o755)
+    assert subprocess.run([str(empty)], check=False).returncode == 0
+
+
+def test_a_node_image_gets_the_same_paths(places: Places, root_folder: Path) -> None:
+    image = root_folder / "image"
+    image.mkdir()
+    inside = Places(Path("/usr/lib/sr"), Path("/etc/sr/hooks.yaml"), Path("/var/lib/sr"), places.python)
+    install.apply(install.plan(inside, root=image))
+    entry = (image / "usr/lib/sr/bin/prolog").read_text()
+    assert "config='/etc/sr/hooks.json'" in entry
+    assert str(image) not in entry
+    assert json.loads((image / "etc/sr/hooks.json").read_text())["source"] == "/etc/sr/hooks.yaml"
+
+
+def test_a_place_that_others_can_write_is_refused(tmp_path: Path, places: Places) -> None:
+    bad = Places(tmp_path / "prefix", places.config, places.state, places.python)
+    with pytest.raises(ConfigError, match="root must not run"):
+        install.plan(bad)
+    with pytest.raises(ConfigError, match="root must not run"):
+        install.python_of(str(shutil.copy2(places.python, tmp_path / "python")))
+
+
+# --- inspecting ---
+
+
+def findings(found: list[inspect.Finding]) -> str:
+    return "\n".join(f"{each.level}: {each.text}" for each in found)
+
+
+def test_an_installation_in_order_has_no_errors(places: Places) -> None:
+    install.apply(install.plan(places))
+    places.config.write_text("slurm: {scontrol: /bin/true, squeue: /bin/true, sacctmgr: /bin/true}\n")
+    configuration.compile_file(places.config, places.compiled)
+    assert inspect.inspect(places, None) == []
+    places.entry("prolog").chmod(0o644)
+    assert "not executable" in findings(inspect.inspect(places, None))
+    places.entry("prolog").chmod(0o777)
+    assert "written by others" in findings(inspect.inspect(places, None))
+
+
+def test_what_would_drain_nodes_is_said_before_slurm_does_it(root_folder: Path) -> None:
+    """ubuntu-slurm#4, ansible-role-slurm#127."""
+    folder = root_folder / "prolog.d"
+    folder.mkdir()
+    value = f"{folder}/*"
+    assert "matches nothing" in findings(inspect.scripts("Prolog", value))
+    tool(folder / "10-good")
+    assert inspect.scripts("Prolog", value) == []
+    (folder / "README").write_text("x")
+    (folder / "sub").mkdir()
+    tool(folder / "10-good~")
+    said = findings(inspect.scripts("Prolog", value))
+    assert "README is not executable" in said
+    assert "sub is a folder" in said
+    assert "backup" in said
+    assert "does not exist" in findings(inspect.scripts("Prolog", "/nonexistent"))
+
+
+def test_slurm_conf_is_looked_at(places: Places, root_folder: Path) -> None:
+    install.apply(install.plan(places))
+    path = root_folder / "slurm.conf"
+    path.write_text("HealthCheckProgram=/x\nSchedulerParameters=nohold_on_prolog_fail\nHealthCheckNodeState=IDLE\n")
+    said = findings(inspect.inspect(places, path))
+    for word in ("has no Prolog", "nohold_on_prolog_fail", "HealthCheckInterval=0", "not ANY", "PrologEpilogTimeout"):
+        assert word in said
+
+
+# --- what follows from an answer ---
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "blame", "severity", "fails", "wish"),
+    [
+        ("drain", "fail", "node", "drain", 1, "drain"),
+        ("comment", "fail", "node", "drain", 1, "comment"),
+        ("observe", "fail", "node", "drain", 1, "observe"),
+        ("drain", "fail", "job", "drain", 9, "comment"),
+        ("drain", "fail", "node", "flag", 9, "comment"),
+        ("drain", "unknown", "node", "drain_now", 99, "off"),
+        ("drain", "warn", "node", "drain_now", 99, "off"),
+        ("drain", "ok", "node", "drain", 99, "off"),
+    ],
+)
+def test_what_an_answer_asks_for(mode: str, status: str, blame: str, severity: str, fails: int, wish: str) -> None:
+    plan = Plan("gpu", {"mode": mode})
+    assert settle.wish(plan, Result(status, blame=blame, severity=severity), fails) == wish
+
+
+def test_hysteresis() -> None:
+    plan = Plan("gpu", {"mode": "drain", "after_fails": 3})
+    assert [settle.wish(plan, Result("fail"), fails) for fails in (1, 2, 3)] == ["off", "off", "drain"]
+
+
+OURS: dict[str, object] = {"reason": "sr:gpu x", "user": "root", "since": 100.0, "at": 100.0, "check": "gpu"}
+
+
+def drained(
+    state: str = "IDLE+DRAIN", reason: str = "sr:gpu x", user: str = "root", since: float = 100.0, comment: str = ""
+) -> Node:
+    return Node("n1", state, "low", reason, user, since, comment)
+
+
+@pytest.mark.parametrize(
+    ("node", "passes", "held_s", "today", "why"),
+    [
+        (drained(), 3, 700, 0, ""),
+        (drained(), 2, 700, 0, "passes"),
+        (drained(), 3, 500, 0, "at least"),
+        (drained(), 3, 700, 3, "left for a human"),
+        (drained(comment="{sr:hold node 5 bob}"), 3, 700, 0, "hold"),
+        (drained(reason="ADMIN"), 3, 700, 0, "gone"),
+        (drained(user="bob"), 3, 700, 0, "gone"),
+        (drained(since=101.0), 3, 700, 0, "gone"),
+        (drained(state="IDLE"), 3, 700, 0, "gone"),
+        (drained(state="IDLE+DRAIN+REBOOT_REQUESTED"), 3, 700, 0, "REBOOT"),
+        (drained(state="DOWN+DRAIN"), 3, 700, 0, "DOWN"),
+        (None, 3, 700, 0, "not know"),
+    ],
+)
+def test_when_a_node_may_come_back(node: Node | None, passes: int, held_s: float, today: int, why: str) -> None:
+    said = comeback.may_return(node, OURS, passes, 3, held_s, 600, today, 3)
+    assert (why in said) if why else said == ""
+
+
+# --- hints from jobs ---
+
+
+def hint_world(box: Path, state: Path) -> world.World:
+    return world.World("test", "n1", {"hints": {"box": str(box)}}, str(state), {}, 10.0)
+
+
+def put(box: Path, name: str, value: Any, uid: int = 2001) -> None:
+    path = box / name
+    path.write_text(value if isinstance(value, str) else json.dumps(value))
+    os.chown(path, uid, uid)
+
+
+def test_a_hint_is_reduced_to_what_we_know_and_rubbish_is_thrown_away(tmp_path: Path) -> None:
+    box = tmp_path / "box"
+    hints.prepare(str(box))
+    assert box.stat().st_mode & 0o7777 == 0o1733
+    good = {"v": 1, "node": "n1", "job": 12, "cause": "rank_crash", "attempt": 2, "x": "$(reboot)\n"}
+    put(box, "good", good)
+    put(box, "other-node", {**good, "node": "n2"})
+    put(box, "no-cause", {**good, "cause": "'; reboot; '"})
+    put(box, "big", "x" * 10_000)
+    put(box, "torn", '{"v": 1,')
+    put(box, "list", [1])
+    (box / "link").symlink_to("/etc/shadow")
+    os.mkfifo(box / "fifo")
+    (box / "folder").mkdir()
+    found = hints.collect(hint_world(box, tmp_path))
+    assert found == [{"cause": "rank_crash", "uid": 2001, "hinted_job": 12, "hinted_attempt": 2}]
+    assert [path.name for path in box.iterdir()] == ["folder"]
+    assert hints.collect(hint_world(tmp_path / "none", tmp_path)) == []
+
+
+def test_many_hints_take_no_long_time(tmp_path: Path) -> None:
+    box = tmp_path / "box"
+    hints.prepare(str(box))
+    for index in range(500):
+        (box / str(index)).write_text("x")
+    started = time.monotonic()
+    assert hints.collect(hint_world(box, tmp_path)) == []
+    assert time.monotonic() - started < 2
+    assert len(list(box.iterdir())) == 500 - hints.MOST_FILES
+
+
+# --- suspects ---
+
+
+def entry(what: str, **fields: Any) -> dict[str, Any]:
+    return {"what": what, "at": 1000.0, **fields}
+
+
+def test_lemons_are_ranked_with_their_numbers() -> None:
+    bad = [entry("drained", check="gpu"), entry("drained", check="xid"), entry("check", check="xid", word="79"),
+           *[entry("job_ended", status=256, uid=uid, nodes=8) for uid in (1, 2, 3)]]  # fmt: skip
+    one_user = [entry("job_ended", status=256, uid=7, nodes=8) for _ in range(50)]
+    suspects = [lemons.signals("bad", bad, 0), lemons.signals("one-user", one_user, 0)]
+    suspects += [lemons.signals(f"n{index}", [], 0) for index in range(8)]
+    ranked = lemons.rank(suspects)
+    assert ranked[0].node == "bad"
+    assert (ranked[0].times_out, ranked[0].xids, ranked[0].multi_node_failures, ranked[0].users) == (2, 1, 3, 3)
+    assert next(each for each in ranked if each.node == "one-user").score == 0, "one user's broken program is no evidence"
+    assert lemons.signals("old", bad, since=2000.0).times_out == 0
+    assert lemons.rank([]) == []
+
+
+# --- on the command line ---
+
+
+def cli(*argv: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "slurm_resilience", *argv], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def test_install_check_simulate_status_uninstall(places: Places) -> None:
+    where = ["--prefix", str(places.prefix), "--config", str(places.config), "--state", str(places.state)]
+    dry = cli("hooks", "install", *where, "--dry-run", "--json")
+    assert json.loads(dry.stdout)["dry_run"] is True, dry.stderr
+    assert not places.prefix.exists()
+    assert cli("hooks", "install", *where, "--only", "prolog").returncode == 0
+    assert places.entry("prolog").exists()
+    assert not places.entry("epilog").exists()
+    places.config.write_text("checks: {memory: {options: {real_memory_mb: 100000000}}}\nslurm: {scontrol: /bin/true, "
+                             "squeue: /bin/true, sacctmgr: /bin/true}\n")  # fmt: skip
+    assert cli("hooks", "check", *where).returncode == 1, "it was not compiled"
+    assert cli("hooks", "check", *where, "--write").returncode == 0
+    rows = json.loads(cli("hooks", "simulate", *where, "--json").stdout)
+    assert [(row["check"], row["status"], row["would"]) for row in rows] == [("memory", "fail", "observe")]
+    subprocess.run([str(places.entry("prolog"))], env={"SLURMD_NODENAME": "n1", "SLURM_JOB_ID": "1"}, check=True)
+    status = json.loads(cli("hooks", "status", *where, "--json").stdout)
+    assert status["n1"]["would_drain"] == {"memory": 1}
+    assert cli("hooks", "uninstall", *where, "--purge").returncode == 0
+    assert not places.prefix.exists()
+    assert not places.state.exists()
