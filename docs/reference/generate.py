@@ -144,6 +144,8 @@ def type_name(annotation: object) -> str:
     if isinstance(annotation, types.UnionType) or typing.get_origin(annotation) is typing.Union:
         return " or ".join("none" if part is type(None) else type_name(part) for part in typing.get_args(annotation))
     origin = typing.get_origin(annotation)
+    if origin is typing.Literal:
+        return " or ".join(f'"{value}"' for value in typing.get_args(annotation))
     if origin is not None:
         inner = ", ".join("…" if part is Ellipsis else type_name(part) for part in typing.get_args(annotation))
         return f"{origin.__name__} of {inner}"
