@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -104,6 +104,10 @@ class ResilienceConfig(_Section):
     ranks_per_node: int = Field(default=1, ge=1, description="ranks on each node, usually its GPUs")
     global_batch: int | None = Field(default=None, ge=1, description="samples per optimizer step, whatever the world size")
     micro_batch: int | None = Field(default=None, ge=1, description="samples per forward pass on one rank")
+    keep_accumulation: Literal["linear", "sqrt", "none"] | None = Field(
+        default=None,
+        description="let the batch follow the world, global_batch being that of the most nodes, and scale the learning rate so",
+    )
     preload: tuple[str, ...] = Field(default=("torch",), description="modules that the warm launcher imports")
     warm: bool = Field(default=True, description="fork ranks from a process that has imported the preloads")
     spares: int = Field(default=0, ge=0, description="nodes kept idle and warm")
@@ -137,6 +141,8 @@ class ResilienceConfig(_Section):
             raise ValueError(f"nodes={self.nodes}: at least one node is needed")
         if low > high:
             raise ValueError(f"nodes={self.nodes}: the minimum is above the maximum; did you mean ({high}, {low})?")
+        if self.keep_accumulation is not None and self.global_batch is None:
+            raise ValueError(f"keep_accumulation={self.keep_accumulation} without global_batch would do nothing")
         if self.global_batch is not None:
             most = max(1, high * self.ranks_per_node // self.mesh.model_ranks)
             if self.global_batch < most:

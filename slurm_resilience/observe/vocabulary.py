@@ -59,6 +59,9 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
 FROM_RANKS: dict[str, Meaning] = {
     "resumed": Meaning("A checkpoint was loaded.", ("step", "checkpoint", "seconds", "verify_s", "world", "rng", "ranks")),
     "started_fresh": Meaning("There was no checkpoint; training starts at step 0.", ("ranks",)),
+    "learning_rate_scaled": Meaning(
+        "As asked for by keep_accumulation, batch and learning rate follow the world.", ("rule", "factor", "global_batch")
+    ),
     "first_step": Meaning("Every rank has completed its first step of the attempt.", ("step", "loss", "ranks")),
     "step_reported": Meaning("Progress of rank 0, thinned out.", ("step", "loss", "grad_norm", "lr", "samples")),
     "checkpoint_started": Meaning("A save began.", ("step",)),

@@ -39,4 +39,4 @@ class Placement:
 
 def place(nodes: Sequence[str], config: ResilienceConfig) -> Placement:
     """The layout of the next attempt on ``nodes``.  Raises :class:`ConfigError` when the batch or mesh does not fit them."""
-    return Placement.of_plan(plan_attempt(list(nodes), config.ranks_per_node, config))
+    return Placement.of_plan(plan_attempt(list(nodes), config.ranks_per_node, config, scale=config.keep_accumulation))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,8 @@ def supervise(wish: Wish, *, show: Callable[[str], None]) -> int:
     check_command(wish.argv, wrapped=bool(wish.wrap))
     nodes = here.nodes if here is not None else tuple(f"n{number}" for number in range(1, wish.local + 1))
     config, chosen = configure(wish, len(nodes))
-    folder = RunFolder(wish.run_dir or default_run_dir(here))
+    around = _Surroundings.of(here) if here is not None else _Surroundings()
+    folder = RunFolder(wish.run_dir or default_run_dir(here, started_at=around.started_at))
     folder.prepare()
     status = folder.status()
     if status is not None and status.state == "complete":
@@ -74,28 +75,56 @@ def supervise(wish: Wish, *, show: Callable[[str], None]) -> int:
         log.write(line + "\n")
 
     tell(f"slurm-resilience: run {run_id} in {folder.path}")
+    if around.problem:
+        tell(around.problem)
     if here is None:
         restart = before.restart_count + (not alive) if before is not None else 0
         spec = _spec(wish, config, folder, job_id="local", restart=restart, has_slurm=False)
         backend: Backend = LocalBackend(folder, wish.local)
-        host, errands = "127.0.0.1", None
+        errands = None
     else:
-        spec, backend, host, errands = _in_slurm(wish, config, folder, here, chosen=chosen, run_id=run_id, tell=tell)
+        spec = _spec(
+            wish, config, folder, job_id=here.job_id, restart=here.restart_count, has_slurm=True, kill_wait_s=around.kill_wait_s,
+            can_requeue=around.can_requeue, requeue_nodes=config.nodes if chosen else None,
+        )  # fmt: skip
+        backend = SlurmBackend(
+            folder, here.raw_job_id, here.nodes, binds="affinity" in around.settings.get("TaskPlugin", "affinity")
+        )
+        errands = around.errands(here, run_id)
     restarted = alive and before is not None and (before.job_id, before.restart_count) == (spec.job_id, spec.restart)
-    supervisor = Supervisor(folder, run_id, config, spec, backend, host=host, errands=errands, restarted=restarted, show=tell)
+    supervisor = Supervisor(
+        folder,
+        run_id,
+        config,
+        spec,
+        backend,
+        host=address_towards(around.others),
+        errands=errands,
+        restarted=restarted,
+        show=tell,
+    )
     return supervisor.run()
 
 
-def default_run_dir(here: SlurmEnvironment | None) -> str:
+def default_run_dir(here: SlurmEnvironment | None, *, started_at: float | None = None) -> str:
     """RESILIENCE_RUN_DIR, else ``./resilience-runs/job-ID`` (``job-ARRAY_TASK`` in an array).
 
     The job id stays the same over requeues and the batch script starts in the same folder again, so a requeued job finds
-    its run.
+    its run.  Job ids come round again, too: one that starts for the first time and meets a folder from before
+    ``started_at`` takes a new one, ``job-ID-2``.
     """
     given = os.environ.get("RESILIENCE_RUN_DIR")
     if given:
         return given
-    return str(Path("resilience-runs") / (f"job-{here.job_id}" if here is not None else "local"))
+    if here is None:
+        return str(Path("resilience-runs") / "local")
+    first = Path("resilience-runs") / f"job-{here.job_id}"
+    number, newest = 1, first
+    while (following := first.with_name(f"{first.name}-{number + 1}")).exists():
+        number, newest = number + 1, following
+    run = RunFolder(newest).run()
+    old = run is not None and started_at is not None and here.restart_count == 0 and float(run["created"]) < started_at - 1.0
+    return str(first.with_name(f"{first.name}-{number + 1}") if old else newest)
 
 
 def check_command(argv: Sequence[str], *, wrapped: bool) -> None:
@@ -133,44 +162,44 @@ def configure(wish: Wish, nodes: int) -> tuple[ResilienceConfig, bool]:
     return config, chosen
 
 
-def _in_slurm(
-    wish: Wish,
-    config: ResilienceConfig,
-    folder: RunFolder,
-    here: SlurmEnvironment,
-    *,
-    chosen: bool,
-    run_id: str,
-    tell: Callable[[str], None],
-) -> tuple[RunSpec, Backend, str, Callable[..., Errands]]:
-    client = CommandClient()
-    kill_wait, can_requeue, settings = DEFAULT_KILL_WAIT_S, True, {}
-    others: list[str] = [name for name in here.nodes if name != here.node]
-    try:
-        settings = client.config()
-        kill_wait = kill_wait_s(settings)
-        record = client.job(here.job_id)
-        can_requeue = record.fields.get("BatchFlag", "1") != "0"
-        addresses = client.nodes(others) if others else {}
-        others = [addresses[name].fields.get("NodeAddr", name) if name in addresses else name for name in others]
-    except SlurmError as error:
-        # The controller may be away just now; agents can be started and ranks can run without it.
-        tell(f"Slurm could not be asked about this job, going on with defaults: {error}")
-    host = address_towards(others)
-    lead_s = float(os.environ.get(LEAD_VARIABLE) or 0.0)
+@dataclass
+class _Surroundings:
+    """What Slurm says about this job at its start; defaults where it cannot be asked, since ranks can run without it."""
 
-    def errands(answer: Callable[[Any], None]) -> Errands:
-        return Errands(
-            client, job_id=here.job_id, restart=here.restart_count, nodes=here.nodes, run_id=run_id,
-            lead_s=lead_s, config=settings, answer=answer,
-        )  # fmt: skip
+    others: list[str] = field(default_factory=list)
+    settings: dict[str, str] = field(default_factory=dict)
+    kill_wait_s: float = DEFAULT_KILL_WAIT_S
+    can_requeue: bool = True
+    started_at: float | None = None
+    problem: str = ""
 
-    spec = _spec(
-        wish, config, folder, job_id=here.job_id, restart=here.restart_count, has_slurm=True,
-        can_requeue=can_requeue, requeue_nodes=config.nodes if chosen else None, kill_wait_s=kill_wait,
-    )  # fmt: skip
-    binds = "affinity" in settings.get("TaskPlugin", "affinity")
-    return spec, SlurmBackend(folder, here.raw_job_id, here.nodes, binds=binds), host, errands
+    @classmethod
+    def of(cls, here: SlurmEnvironment) -> _Surroundings:
+        """Ask; a few quick questions, before anything has started."""
+        client, found = CommandClient(), cls(others=[name for name in here.nodes if name != here.node])
+        try:
+            found.settings = client.config()
+            found.kill_wait_s = kill_wait_s(found.settings)
+            record = client.job(here.job_id)
+            found.can_requeue = record.fields.get("BatchFlag", "1") != "0"
+            found.started_at = record.start_at
+            known = client.nodes(found.others) if found.others else {}
+            found.others = [known[name].fields.get("NodeAddr", name) if name in known else name for name in found.others]
+        except SlurmError as error:
+            found.problem = f"Slurm could not be asked about this job; going on with defaults. {error}"
+        return found
+
+    def errands(self, here: SlurmEnvironment, run_id: str) -> Callable[[Callable[[Any], None]], Errands]:
+        """The thread that will talk to Slurm, made when it is known who hears the answers."""
+        lead_s = float(os.environ.get(LEAD_VARIABLE) or 0.0)
+
+        def make(answer: Callable[[Any], None]) -> Errands:
+            return Errands(
+                CommandClient(), job_id=here.job_id, restart=here.restart_count, nodes=here.nodes, run_id=run_id,
+                lead_s=lead_s, config=self.settings, answer=answer,
+            )  # fmt: skip
+
+        return make
 
 
 def _spec(wish: Wish, config: ResilienceConfig, folder: RunFolder, **slurm: Any) -> RunSpec:
@@ -179,6 +208,7 @@ def _spec(wish: Wish, config: ResilienceConfig, folder: RunFolder, **slurm: Any)
         "seed": config.seed,
         "global_batch": config.global_batch,
         "micro_batch": config.micro_batch,
+        "keep_accumulation": config.keep_accumulation,
         "checkpoint": config.checkpoint.model_dump(mode="json"),
         "stop_grace_s": config.limits.stop_grace_s,
     }

@@ -75,8 +75,15 @@ class Identity:
 
     @property
     def global_batch(self) -> int | None:
-        """Samples per optimizer step that the run was configured with."""
+        """Samples per optimizer step that the run was configured with; with ``keep_accumulation`` those of this world."""
+        if self.keep_accumulation is not None:
+            return self.plan.get("global_batch")
         return self._settings.global_batch or self.plan.get("global_batch")
+
+    @property
+    def keep_accumulation(self) -> str | None:
+        """The rule by which batch and learning rate follow the world, where the user asked for it."""
+        return self._settings.keep_accumulation
 
     @property
     def micro_batch(self) -> int | None:

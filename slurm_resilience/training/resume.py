@@ -27,7 +27,7 @@ from slurm_resilience.checkpoint.errors import CorruptCheckpoint
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError, FormatError, NoValidCheckpoint, ResilienceError
 from slurm_resilience.training import rng
-from slurm_resilience.training.data import Batches
+from slurm_resilience.training.data import Source
 from slurm_resilience.training.layout import Layout
 from slurm_resilience.training.link import Link
 from slurm_resilience.training.probe import Probe
@@ -77,7 +77,7 @@ class Resumer:
         self._store = store
         self._seed = seed
         self._by = by
-        self.batches: dict[str, Batches] = {}
+        self.batches: dict[str, Source] = {}
         self.probe: Probe | None = None
         self.extra_checks: tuple[CheckFn, ...] = ()
         self.excused: frozenset[int] = frozenset()
@@ -202,7 +202,7 @@ class Resumer:
             self._link.send("phase_done", name=name, seconds=round(time.monotonic() - began, 6))
 
 
-def place(batches: Batches, name: str, step: int, data: dict[str, Any]) -> None:
+def place(batches: Source, name: str, step: int, data: dict[str, Any]) -> None:
     """Put one stream of batches where the checkpoint says; one that the checkpoint does not know, where arithmetic says."""
     state = data.get(name)
     if state is None:

@@ -18,17 +18,18 @@ from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.elastic.batch import Deal, LossOf
 from slurm_resilience.errors import ConfigError, ResilienceError
 from slurm_resilience.progress.page import Phase
-from slurm_resilience.training import data, gradients
+from slurm_resilience.training import data, gradients, loading
 from slurm_resilience.training.crash import CrashReporter
-from slurm_resilience.training.identity import Identity
 from slurm_resilience.training.metrics import MetricsFile
 from slurm_resilience.training.probe import Probe
 from slurm_resilience.training.resume import Resumed, Resumer, place
 from slurm_resilience.training.saving import Saver
+from slurm_resilience.training.scaled import ScaledRate
 from slurm_resilience.training.signals import SignalFlags
 from slurm_resilience.training.state import Registry
 from slurm_resilience.training.steps import Stepper
 from slurm_resilience.training.verify import CheckFn
+from slurm_resilience.training.weighing import Weighing
 
 _PHASES = {
     "data": Phase.DATA,
@@ -42,7 +43,7 @@ _PHASES = {
 log = logging.getLogger(__name__)
 
 
-class Run(Identity):
+class Run(Weighing):
     """One rank's hold on a resilient run.
 
     Under ``slurm-resilience run`` the run's folder, attempt and configuration come from the agent; without one (plain python
@@ -57,12 +58,13 @@ class Run(Identity):
     def __init__(self, *, folder: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         super().__init__(folder, settings)
         self._registry = Registry()
-        self._batches: dict[str, data.Batches] = {}
+        self._batches: dict[str, data.Source] = {}
         self._probe: Probe | None = None
         self._checks: list[CheckFn] = []
         self._saver: Saver | None = None
         self._stepper: Stepper | None = None
         self._resumed: Resumed | None = None
+        self._scaled_rate: ScaledRate | None = None
         self._flags = SignalFlags()
         if not self._flags.install():
             log.warning("Run() was made outside the main thread: signals are not watched")
@@ -160,15 +162,30 @@ class Run(Identity):
             dataset=dataset,
             deal=deal,
             reduce=reduce,
+            follows_world=self.keep_accumulation is not None,
         )
+        self._take_in(name, made)
+        return made
+
+    def loader(self, dataset: Any, global_batch: int | None = None, micro_batch: int | None = None, **options: Any) -> Any:
+        """The samples of each step, read ahead by a DataLoader: ``for micro, batch in loader(step)``.
+
+        ``options`` are those of :meth:`batches` (``fingerprint=`` stands for its ``dataset=``; default: the data set's own
+        ``fingerprint``, if it has one) and of ``torch.utils.data.DataLoader``; ``loader_class=`` takes another one, such as
+        torchdata's StatefulDataLoader.  With ``seed_samples`` (the default) random augmentations follow from seed, epoch and
+        sample, so that they are the same on any world.  A data set of shards (``num_shards``, ``read_shard(shard, skip)``) is
+        streamed: each sample once per epoch, in an order that follows the readers.
+        """
+        return loading.make(self, dataset, global_batch, micro_batch, options)
+
+    def _take_in(self, name: str, source: data.Source) -> None:
         if name in self._batches:
             raise ConfigError(
                 f"run.batches() was called twice for {name!r}", remedy="give the second stream a name=… of its own"
             )
         if self._stepper is not None:
-            place(made, name, self.step, self._resumed.data if self._resumed else {})
-        self._batches[name] = made
-        return made
+            place(source, name, self.step, self._resumed.data if self._resumed else {})
+        self._batches[name] = source
 
     def probe(self, fn: Callable[..., Any], *batch: torch.Tensor, tolerance: float | None = None) -> None:
         """A loss that proves the weights: ``fn(*batch)``, recorded with every checkpoint and asked again after loading it.
@@ -237,6 +254,11 @@ class Run(Identity):
             obey_signals=not self.supervised,
         )
         self._stepper.batches = self._batches
+        self._scaled_rate = ScaledRate.of_plan(self.plan, self.keep_accumulation)
+        if self._scaled_rate is not None:
+            self._scaled_rate.drive(self._registry.optimizers)
+            if self.rank == 0:
+                self._link.send("learning_rate_scaled", **self._scaled_rate.facts())
         noted = self._stepper.note_update
         for optimizer in self._registry.optimizers.values():
             optimizer.register_step_post_hook(lambda *_: noted())
@@ -276,6 +298,8 @@ class Run(Identity):
         """
         stepper = self._ready("run.steps()")
         self._registry.require_schedulers("seen by run.steps(), so it was built after run.resume()")
+        if self._scaled_rate is not None:
+            self._scaled_rate.require(self._registry.optimizers, self._batches)
         return stepper.steps(total)
 
     def report(self, **values: Any) -> None:
@@ -319,25 +343,9 @@ class Run(Identity):
 
     # -- gradients --------------------------------------------------------------------------------------------
 
-    def scale_loss(self, loss: data.Loss, micro: data.Micro, *, reduction: LossOf = "mean") -> data.Loss:
-        """The loss to call ``backward`` on, so that the step's gradient is that of the mean over the whole global batch.
-
-        ``reduction`` says what ``loss`` is over the micro-batch: its mean or its sum.
-        """
-        return data.scale_loss(loss, micro, reduction=reduction)
-
     def accumulate(self, micro: data.Micro) -> AbstractContextManager[None]:
         """Around forward and backward of one micro-batch: gradients cross the ranks at the step's last one only."""
         return gradients.synchronised(self._registry.models.values(), micro.last)
-
-    def sum(self, value: float | torch.Tensor) -> float:
-        """The sum of one number over all ranks.  All ranks must come."""
-        number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
-        if self._world.control is None:
-            return number
-        tensor = torch.tensor(number, dtype=torch.float64)
-        torch.distributed.all_reduce(tensor, group=self._world.control)
-        return float(tensor)
 
     # -- the end ----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError, Fenced
 from slurm_resilience.progress.page import Phase
 from slurm_resilience.training import rng
-from slurm_resilience.training.data import Batches
+from slurm_resilience.training.data import Source
 from slurm_resilience.training.link import Link
 from slurm_resilience.training.optimizer import learning_rates
 from slurm_resilience.training.probe import Probe
@@ -39,7 +39,7 @@ class Saver:
         self._link = link
         self._store = store
         self._mesh = mesh
-        self.batches: dict[str, Batches] = {}
+        self.batches: dict[str, Source] = {}
         self.probe: Probe | None = None
         self.saved_step: int | None = None
         self.saved_at = time.monotonic()

@@ -23,6 +23,7 @@ class Settings:
     seed: int = 0
     global_batch: int | None = None
     micro_batch: int | None = None
+    keep_accumulation: str | None = None
     every_steps: int | None = None
     every_min: float | None = 10.0
     keep_last: int = 3
@@ -56,6 +57,7 @@ def settle(script: Mapping[str, Any], submitted: Mapping[str, Any] | None) -> Se
         seed=int(joined.get("seed") or 0),
         global_batch=joined.get("global_batch"),
         micro_batch=joined.get("micro_batch"),
+        keep_accumulation=planned.get("keep_accumulation"),
         every_steps=cadence.get("every_steps"),
         every_min=cadence.get("every_min", default.every_min),
         keep_last=cadence.get("keep_last", default.keep_last),

@@ -77,6 +77,12 @@ class Registry:
                 evidence=f"a {type(thing).__name__} has no state_dict() and load_state_dict()",
                 remedy="give its class these two methods, or leave it out",
             )
+        if type(thing).__module__.startswith("torchdata."):
+            raise ConfigError(
+                f"{label!r} keeps the position of one rank, which means nothing to another number of ranks",
+                evidence=f"it is a {type(thing).__module__}.{type(thing).__qualname__}",
+                remedy="use run.loader(dataset, …, loader_class=StatefulDataLoader) and register no loader",
+            )
         return self.schedulers if callable(getattr(thing, "get_last_lr", None)) else self.others
 
     def all(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.errors import CheckpointError, ConfigError
 from slurm_resilience.progress.page import Phase
 from slurm_resilience.training.agreement import Agreement, Wish
-from slurm_resilience.training.data import Batches
+from slurm_resilience.training.data import Source
 from slurm_resilience.training.link import Link
 from slurm_resilience.training.metrics import MetricsFile
 from slurm_resilience.training.probe import to_float
@@ -48,7 +48,7 @@ class Stepper:
         self.step = step
         self.stopping = False
         self.outcome = ""
-        self.batches: dict[str, Batches] = {}
+        self.batches: dict[str, Source] = {}
         self._attempt = attempt
         self._world = world
         self._link = link

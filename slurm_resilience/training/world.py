@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -81,3 +82,11 @@ class World:
             return
         self._control = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=AGREEMENT_TIMEOUT_S))
         self._checkpoint = dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=CHECKPOINT_TIMEOUT_S))
+
+    def exchange(self, mine: Any) -> list[Any]:
+        """What every rank says, in the order of ranks.  All ranks must come."""
+        if self._control is None:
+            return [mine]
+        everyone: list[Any] = [None] * self.size
+        dist.all_gather_object(everyone, mine, group=self._control)
+        return everyone

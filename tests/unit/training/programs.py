@@ -239,3 +239,85 @@ def whole_state(kind: str, total: int) -> tuple[dict[str, Any], dict[str, Any]]:
         optimizer.step()
         scheduler.step()
     return resumed, look()
+
+
+class Rows:
+    """A data set with random augmentation, as users write them."""
+
+    def __init__(self, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, index: int) -> Any:
+        import torch
+
+        (x,), (y,) = sample([index])
+        return x + 0.1 * torch.randn(WIDTH), y, index
+
+
+def train_loaded(total: int, fingerprint: str = "text") -> dict[str, Any]:
+    """Train from a loader with workers, saving at the end."""
+    import multiprocessing
+
+    import torch
+
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # else it may have no workers
+
+    from slurm_resilience import Run
+
+    run = Run(checkpoint={"every_min": None})
+    run.init_process_group()
+    model = wrap(make_model(), "ddp" if run.world_size > 1 else "none")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    run.register(model=model, optimizer=optimizer)
+    loader = run.loader(Rows(fingerprint), 10, 2, num_workers=1, persistent_workers=True, multiprocessing_context="fork")
+    run.resume()
+    out: dict[str, Any] = {"trained": {}, "loss": {}}
+    for step in run.steps(total):
+        optimizer.zero_grad()
+        mean = torch.zeros(())
+        for micro, (x, y, index) in loader(step):
+            with run.accumulate(micro):
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+                run.scale_loss(loss, micro).backward()
+            mean += loss.detach() * micro.weight
+            if not micro.filler:
+                out["trained"].setdefault(loader.batches.epoch(step), []).extend(index.tolist())
+        optimizer.step()
+        out["loss"][step + 1] = run.sum(mean)
+    loader.close()
+    return out
+
+
+def train_scaled(total: int, use_batches: bool = True) -> dict[str, Any]:
+    """What a step took, and with which rate the update was made, told by the update itself."""
+    import torch
+
+    from slurm_resilience import Run
+
+    run = Run()
+    run.init_process_group()
+    model = torch.nn.Linear(1, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    run.register(model=model, optimizer=optimizer, scheduler=scheduler)
+    batches = run.batches(40, shuffle=False) if use_batches else None
+    run.resume()
+    out: dict[str, Any] = {"steps": {}, "trained": [], "expected": []}
+    for step in run.steps(total):
+        assert batches is not None
+        micros = list(batches(step))
+        before, scheduled = model.weight.item(), scheduler.get_last_lr()[0]
+        model.weight.grad = torch.ones(1, 1)
+        optimizer.step()
+        scheduler.step()
+        samples = run.sum(sum(len(micro) for micro in micros if not micro.filler))
+        out["steps"][step] = {
+            "passes": len(micros), "samples": samples, "scheduled": scheduled, "used": before - model.weight.item(),
+        }  # fmt: skip
+        out["trained"] += batches.global_ids(step)
+    first = out["trained"][0] if out["trained"] else 0
+    out["expected"] = [(first + place) % 40 for place in range(len(out["trained"]))]
+    return out
