@@ -49,5 +49,5 @@ def last_words(log: Path, start: int) -> str:
             text = file.read(16_384).decode(errors="replace")
     except OSError:
         return ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and "Exited with exit code" not in line]
     return " | ".join(lines[-4:])[:1500]

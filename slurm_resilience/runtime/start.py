@@ -84,8 +84,8 @@ def supervise(wish: Wish, *, show: Callable[[str], None]) -> int:
         errands = None
     else:
         spec = _spec(
-            wish, config, folder, job_id=here.job_id, restart=here.restart_count, has_slurm=True, kill_wait_s=around.kill_wait_s,
-            can_requeue=around.can_requeue, requeue_nodes=config.nodes if chosen else None,
+            wish, config, folder, job_id=here.job_id, restart=here.restart_count, has_slurm=True,
+            kill_wait_s=around.kill_wait_s, can_requeue=around.can_requeue, requeue_nodes=config.nodes if chosen else None,
         )  # fmt: skip
         backend = SlurmBackend(
             folder, here.raw_job_id, here.nodes, binds="affinity" in around.settings.get("TaskPlugin", "affinity")

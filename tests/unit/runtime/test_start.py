@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,29 @@ def test_the_run_folder_of_a_job_is_the_same_after_a_requeue(monkeypatch: pytest
     assert default_run_dir(None) == "resilience-runs/local"
     monkeypatch.setenv("RESILIENCE_RUN_DIR", "/x")
     assert default_run_dir(environment()) == "/x"
+
+
+def test_a_job_whose_id_was_somebody_elses_before_gets_a_folder_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("RESILIENCE_RUN_DIR", raising=False)
+    monkeypatch.chdir(tmp_path)
+    now = time.time()
+    assert default_run_dir(environment(), started_at=now) == "resilience-runs/job-42"
+    folder = RunFolder("resilience-runs/job-42")
+    folder.prepare()
+    folder.open_run(argv=["a"], config={})
+    assert (
+        default_run_dir(environment(), started_at=now) == "resilience-runs/job-42"
+    )  # its supervisor died, and this is the next
+    later = now + 1000
+    assert default_run_dir(environment(), started_at=later) == "resilience-runs/job-42-2"
+    assert default_run_dir(environment(SLURM_RESTART_COUNT="1"), started_at=later) == "resilience-runs/job-42"
+    assert default_run_dir(environment(), started_at=None) == "resilience-runs/job-42"
+    second = RunFolder("resilience-runs/job-42-2")
+    second.prepare()
+    second.open_run(argv=["a"], config={})
+    assert default_run_dir(environment(SLURM_RESTART_COUNT="1"), started_at=later) == "resilience-runs/job-42-2"
 
 
 def test_the_address_is_that_of_the_way_to_the_others() -> None:
