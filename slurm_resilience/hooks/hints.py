@@ -1,6 +1,6 @@
 """What jobs say about this node: untrusted, and never more than a reason for root's own checks to look deeper.
 
-The drop box is a folder of root's with mode 1733: any user can put a file in, nobody but root can list it.  A file
+The drop box of a node, BOX/NODE, is root's with mode 1733: any user can put a file in, only root can list it.  A file
 counts only when it is an ordinary, small one whose owner is the user that it speaks of.
 
     {"v": 1, "node": "n3", "job": 123, "cause": "rank_crash", "attempt": 4, "at": 1796001234.5}
@@ -25,24 +25,28 @@ CAUSES = (
 )  # fmt: skip
 
 
-def prepare(box: str) -> None:
-    """The drop box is there and is as it must be.  Raises OSError."""
-    try:
-        os.mkdir(box, 0o700)
-    except FileExistsError:
-        pass
-    found = os.lstat(box)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise OSError(f"{box} is not a folder of root's")
-    os.chmod(box, 0o1733)  # noqa: S103  a drop box: anybody puts in, nobody lists
+def prepare(box: str, node: str) -> str:
+    """The node's drop box, made and as it must be.  Raises OSError."""
+    path = os.path.join(box, node)
+    for folder, mode in ((box, 0o755), (path, 0o1733)):  # anybody puts in, nobody lists
+        try:
+            os.mkdir(folder, 0o700)
+        except FileExistsError:
+            pass
+        found = os.lstat(folder)
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            raise OSError(f"{folder} is not a folder of root's")
+        os.chmod(folder, mode)
+    return path
 
 
 def collect(world: "World") -> "list[dict[str, object]]":
     """The hints about this node, taken out of the box and written into the ledger; rubbish is thrown away."""
-    box = world.text("hints", "box", BOX)
     try:
+        box = prepare(world.text("hints", "box", BOX), world.node)
         at = os.open(box, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
+    except OSError as error:
+        ledger.record(world, "own_error", error=f"hints: {error}")
         return []
     found = []
     try:

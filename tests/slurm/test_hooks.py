@@ -31,6 +31,7 @@ checks:
   tmpfiles: {{options: {{fix: true, least_uid: 500, paths: [/dev/shm, {root}/scratch]}}}}
   filesystem: {{options: {{paths: [/]}}}}
 budget: {{max_nodes: 1, max_percent: 50, partition_max_percent: 50, correlated_nodes: {correlated}, jitter_s: 0.1}}
+hints: {{box: {root}/hints}}
 return: {{passes: 2, hold_s: 1, per_day: 100}}
 """
 
@@ -509,6 +510,23 @@ def test_a_drain_set_while_the_node_reboots_holds_after_it(site: Site) -> None:
     site.sandbox.wait_for(lambda: "REBOOT_ISSUED" not in site.node("n1").flags, 60, what="the node's return")
     site.sandbox.wait_for(lambda: (site.look("n1"), site.node("n1").reason == ADMIN)[1], 40, what="the admin's drain")
     assert site.node("n1").drained
+
+
+# --- what jobs say ---
+
+
+def test_a_hint_of_a_job_makes_root_look_deeper_and_drains_nothing(site: Site) -> None:
+    site.configure(contexts="epilog")
+    box = site.root / "hints"
+    site.look("n1")
+    hint = json.dumps({"v": 1, "node": "n1", "job": 7, "cause": "rank_crash", "attempt": 1})
+    site.sandbox.exec(["sh", "-c", f"umask 077; echo '{hint}' > {box}/n1/mine"], host="n1", check=True)
+    assert site.sandbox.exec(["ls", f"{box}/n1"], host="n1").returncode != 0, "nobody reads what others say"
+    site.look("n1")
+    assert [(entry["cause"], entry["hinted_job"]) for entry in site.records("n1", "hint")] == [("rank_crash", 7)]
+    told = json.loads((site.places.state / "n1" / "verdict.json").read_text())["checks"]
+    assert "site_flag" in told, "a check that is the epilog's was made too"
+    assert site.drained() == []
 
 
 # --- on the command line ---

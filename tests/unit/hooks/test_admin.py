@@ -278,7 +278,7 @@ def test_when_a_node_may_come_back(node: Node | None, passes: int, held_s: float
 
 
 def hint_world(box: Path, state: Path) -> world.World:
-    return world.World("test", "n1", {"hints": {"box": str(box)}}, str(state), {}, 10.0)
+    return world.World("test", "n1", {"hints": {"box": str(box.parent)}}, str(state), {}, 10.0)
 
 
 def put(box: Path, name: str, value: Any, uid: int = 2001) -> None:
@@ -288,8 +288,7 @@ def put(box: Path, name: str, value: Any, uid: int = 2001) -> None:
 
 
 def test_a_hint_is_reduced_to_what_we_know_and_rubbish_is_thrown_away(tmp_path: Path) -> None:
-    box = tmp_path / "box"
-    hints.prepare(str(box))
+    box = Path(hints.prepare(str(tmp_path / "box"), "n1"))
     assert box.stat().st_mode & 0o7777 == 0o1733
     good = {"v": 1, "node": "n1", "job": 12, "cause": "rank_crash", "attempt": 2, "x": "$(reboot)\n"}
     put(box, "good", good)
@@ -304,12 +303,11 @@ def test_a_hint_is_reduced_to_what_we_know_and_rubbish_is_thrown_away(tmp_path: 
     found = hints.collect(hint_world(box, tmp_path))
     assert found == [{"cause": "rank_crash", "uid": 2001, "hinted_job": 12, "hinted_attempt": 2}]
     assert [path.name for path in box.iterdir()] == ["folder"]
-    assert hints.collect(hint_world(tmp_path / "none", tmp_path)) == []
+    assert hints.collect(hint_world(tmp_path / "none" / "n1", tmp_path)) == []
 
 
 def test_many_hints_take_no_long_time(tmp_path: Path) -> None:
-    box = tmp_path / "box"
-    hints.prepare(str(box))
+    box = Path(hints.prepare(str(tmp_path / "box"), "n1"))
     for index in range(500):
         (box / str(index)).write_text("x")
     started = time.monotonic()

@@ -216,7 +216,6 @@ def test_a_check_that_hangs_costs_its_time_and_no_more(places: Places) -> None:
     assert told["gpu"]["fails"] == 0
 
 
-@pytest.mark.parametrize("says", ["", "x" * 100_000])
 def test_a_check_that_crashes_or_hangs_takes_no_other_with_it(places: Places) -> None:
     """The quick checks share a child; one that never answers is unknown, the others are what they are."""
     text = "mode: drain\nchecks: {cpu: {timeout_s: 1}, memory: {}, memory_errors: {}, leftovers: {}}\n"
@@ -231,6 +230,7 @@ def test_a_check_that_crashes_or_hangs_takes_no_other_with_it(places: Places) ->
         (places.state / "n1" / "verdict.json").unlink()
 
 
+@pytest.mark.parametrize("says", ["", "x" * 100_000])
 def test_a_controller_that_hangs_delays_by_one_bounded_call_and_the_verdict_is_kept(says: str, places: Places) -> None:
     """nhc#161: no drain is blamed on the check, the call is bounded, the verdict waits."""
     dead = tool(places.prefix / "scontrol", says, hangs=True)
