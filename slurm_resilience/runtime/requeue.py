@@ -250,8 +250,8 @@ class _Recipe:
                 excluded = record.excluded
         if nodes is None:
             return None, excluded
-        asked = f"{nodes[0]}-{nodes[1]}" if nodes[0] != nodes[1] else str(nodes[0])
-        done = self._wish("NumNodes", NumNodes=asked)
+        # Both ends, also when they are the same: a single number changes the fewest only.  Seen on 22.05.8.
+        done = self._wish("NumNodes", NumNodes=f"{nodes[0]}-{nodes[1]}")
         per_node = _tasks_per_node(record)
         if per_node:
             # A stale number of tasks would keep the old number of nodes.  An elastic job carries none: Slurm gives it as many

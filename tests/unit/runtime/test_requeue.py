@@ -260,6 +260,13 @@ def test_nothing_is_excluded_when_nobody_knows_what_would_be_left() -> None:
     assert run(slurm, exclude=["n1"], patience_s=0.5).excluded == ()
 
 
+@pytest.mark.parametrize("nodes", [(2, 3), (2, 2)])
+def test_both_ends_of_the_node_count_are_said(nodes: tuple[int, int]) -> None:
+    slurm = Controller(running())
+    assert run(slurm, nodes=nodes).nodes == nodes
+    assert {"NumNodes": f"{nodes[0]}-{nodes[1]}"} in slurm.updates
+
+
 def test_required_nodes_that_are_excluded_are_not_required_any_more() -> None:
     slurm = Controller(running(required=("n1", "n2")))
     run(slurm, nodes=(1, 4), exclude=["n1"])
