@@ -1,17 +1,14 @@
 --[[
-slurm-resilience: a job that asks to be resilient, by the word "resilient" at the start of its comment, gets what
-it needs to survive: it may be requeued, keeps its log, and is warned before its time is up.  Every other job passes
-untouched.  An error in here lets the job pass.
+slurm-resilience: a job that asks to be resilient, by the word "resilient" at the start of its comment, may be requeued
+whatever the cluster's default is, and is refused with a sentence when it cannot work.  Every other job passes untouched.
+An error in here lets the job pass.  Its log and its warning are cli_filter.lua's: slurmctld lets no plugin of 22.05 set them.
 
 Put it beside slurm.conf as job_submit.lua, with JobSubmitPlugins=lua.  A site's own script goes on working as
 job_submit_site.lua in the same folder: it is asked first, and its word is final.
 ]]
 
-local WARNING = 12        -- SIGUSR2, what slurm-resilience's agents listen to
-local LEAD_S = 90         -- enough to save and to requeue
 local SHORTEST_MIN = 2    -- below that, warning and saving would take all of the time
-local APPEND = 1          -- OPEN_MODE_APPEND.  Source: slurm.h
-local UNSET16, UNSET32, UNLIMITED = 65534, 4294967294, 4294967295
+local UNSET, UNLIMITED = 4294967294, 4294967295
 
 local folder = (debug.getinfo(1, "S").source:match("^@(.*/)")) or "/etc/slurm/"
 slurm_job_submit, slurm_job_modify = nil, nil
@@ -35,9 +32,6 @@ local function nonsense(job, minutes)
   if minutes and minutes < SHORTEST_MIN then
     return string.format("a resilient job needs a time limit of at least %d minutes, or it saves and does nothing else", SHORTEST_MIN)
   end
-  if minutes and (job.warn_time or 0) >= minutes * 60 then
-    return string.format("--signal wants its warning %d s before the end of %d minutes: make the lead shorter", job.warn_time, minutes)
-  end
   return nil
 end
 
@@ -46,7 +40,7 @@ local function prepare(job)
     return slurm.SUCCESS
   end
   local minutes = job.time_limit
-  if minutes == nil or minutes == UNSET32 or minutes == UNLIMITED then
+  if minutes == nil or minutes == UNSET or minutes == UNLIMITED then
     minutes = nil
   end
   local sentence = nonsense(job, minutes)
@@ -55,13 +49,6 @@ local function prepare(job)
     return slurm.ERROR
   end
   job.requeue = 1
-  if job.open_mode == nil or job.open_mode == 0 then
-    job.open_mode = APPEND
-  end
-  if (job.warn_signal or 0) == 0 or job.warn_signal == UNSET16 then
-    job.warn_signal = WARNING
-    job.warn_time = minutes and math.min(LEAD_S, math.floor(minutes * 60 / 2)) or LEAD_S
-  end
   return slurm.SUCCESS
 end
 

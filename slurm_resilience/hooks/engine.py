@@ -117,7 +117,7 @@ def _together(quick: "list[Plan]", asked: "dict[str, Callable[[], str]]") -> "di
 
     done = child.start(all_of_them, "quick checks").finish(QUICK_S)
     found = {}
-    for plan, line in zip(quick, done.out.splitlines()):  # noqa: B905  as far as it came; and 3.6 knows no strict
+    for plan, line in zip(quick, done.out.splitlines()):  # noqa: B905  as far as it came
         try:
             json.loads(line)
         except ValueError:
