@@ -67,8 +67,9 @@ class Attempt:
 
     @property
     def all_well(self) -> bool:
-        """Every rank has ended with code 0."""
-        return self.all_ended and all(end.code == 0 for end in self.exits.values())
+        """Every rank has ended with code 0, or had saved and said so when it was killed."""
+        well = self.all_ended and all(end.code == 0 for end in self.exits.values())
+        return well or self.facts.said_by_all("stopped")
 
     def failed(self, now: float) -> bool:
         """Something has ended, or not begun, that should not have.

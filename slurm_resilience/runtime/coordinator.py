@@ -213,8 +213,10 @@ class Coordinator:
         until = self.warnings.until
         if until is None:
             until = wall + self.config.limits.stop_grace_s - self._age()
-        if attempt.all_ended or wall >= until:
-            if not attempt.all_ended:
+        # Who has saved for a new launch need not take its time to end: torch alone takes seconds for that.
+        done = attempt.all_ended or (self._after is After.GROW and attempt.facts.said_by_all("stopped"))
+        if done or wall >= until:
+            if not done:
                 self._out.record("stop_deadline_passed", ended=len(attempt.exits), world=attempt.world)
             self._stop_ranks(self._after)
         else:

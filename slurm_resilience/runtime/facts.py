@@ -29,6 +29,10 @@ class Facts:
         """Any rank has said this."""
         return kind in self._said
 
+    def said_by_all(self, kind: str) -> bool:
+        """Every rank has said this."""
+        return len(self._said.get(kind, ())) == self._world
+
     def words(self, kind: str) -> dict[str, Any]:
         """What the lowest rank said under this kind; empty when nobody did."""
         said = self._said.get(kind)

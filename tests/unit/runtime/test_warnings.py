@@ -160,6 +160,18 @@ def test_what_could_not_be_saved_in_time_is_killed_in_time() -> None:
     assert stage.exit_code == ExitCode.REQUEUED
 
 
+def test_what_was_saved_counts_though_its_process_did_not_end_in_time() -> None:
+    stage = Stage(2).running()
+    stage.slurm_says(Cause.PREEMPTION, left_s=10.0)
+    stage.warn()
+    stage.everywhere("stopped", step=12, why="preemption")
+    stage.pass_(7)
+    assert stage.coordinator.state is State.ENDING  # the user's code after the loop may still run
+    stage.pass_(2)
+    assert stage.last("attempt_stopped")["saved"] is True
+    assert stage.exit_code == ExitCode.REQUEUED
+
+
 def test_stop_grace_bounds_how_long_ranks_may_save() -> None:
     stage = Stage(2, limits={"stop_grace_s": 20.0}).running()
     stage.slurm_says(Cause.TIME_LIMIT, left_s=600.0)
