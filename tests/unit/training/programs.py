@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 import time
@@ -321,3 +322,98 @@ def train_scaled(total: int, use_batches: bool = True) -> dict[str, Any]:
     first = out["trained"][0] if out["trained"] else 0
     out["expected"] = [(first + place) % 40 for place in range(len(out["trained"]))]
     return out
+
+
+def make_rich(kind: str) -> tuple[Any, Any]:
+    """A model with what makes resharding hard, and its moving average."""
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    class Rich(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(50_257, 2)  # rows that three ranks cannot share evenly
+            self.frozen = torch.nn.Linear(2, 2).requires_grad_(False)
+            self.norm = torch.nn.BatchNorm1d(2)
+            self.five = torch.nn.Linear(2, 5)  # a bias of 5 over 4 ranks: the last one has none
+            self.back = torch.nn.Linear(5, 2)
+            self.head = torch.nn.Linear(2, 50_257, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return self.head(self.back(torch.tanh(self.five(self.norm(self.frozen(self.embed(tokens)))))))
+
+    torch.manual_seed(7)
+    model, average = Rich(), Rich().requires_grad_(False)
+    average.load_state_dict(model.state_dict())
+    if kind.endswith("fsdp"):
+        fully_shard(model)
+        fully_shard(average)
+    if kind == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)  # type: ignore[assignment]
+    if kind.startswith("compiled"):
+        model = torch.compile(model, backend="eager")  # type: ignore[assignment]
+    return model, average
+
+
+def rich_state(kind: str, total: int) -> tuple[dict[str, str], dict[str, str]]:
+    """Digests of all that there is, gathered, right after resuming and at the end."""
+    import hashlib
+
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from slurm_resilience import Run
+
+    run = Run(checkpoint={"every_min": None})
+    run.init_process_group()
+    model, average = make_rich(kind)
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    slow = [p for name, p in trained.items() if "embed" in name]
+    fast = [
+        {"params": [p for n, p in trained.items() if "five" in n]},
+        {"params": [p for n, p in trained.items() if "back" in n]},
+    ]
+    rest = [p for name, p in trained.items() if "norm" in name]
+    adam = torch.optim.AdamW([*fast, {"params": rest, "weight_decay": 0.0}], lr=1e-2)
+    momentum = torch.optim.SGD(slow, lr=1e-3, momentum=0.9)
+    run.register(model=model, ema=average, optimizer=adam, slow=momentum)
+    run.resume()
+
+    def look() -> dict[str, str]:
+        seen: dict[str, Any] = {}
+        names = run._registry.names()
+        for label, one in run._registry.models.items():
+            for name, value in one.state_dict().items():
+                seen[f"{label} {name.replace('_orig_mod.', '').removeprefix('module.')}"] = value
+        for optimizer in (adam, momentum):
+            for parameter, state in optimizer.state.items():
+                seen |= {f"{names[id(parameter)]} {word}": value for word, value in state.items()}
+        whole = {key: value.full_tensor() if isinstance(value, DTensor) else value for key, value in seen.items()}
+        return {key: hashlib.sha256(value.detach().contiguous().numpy().tobytes()).hexdigest() for key, value in whole.items()}
+
+    resumed = look()
+    tokens = torch.tensor([0, 7, 50_256, 16_752, 16_753, 33_505])
+    for _ in run.steps(total):
+        torch.nn.functional.cross_entropy(model(tokens), tokens).backward()
+        for optimizer in (adam, momentum):
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
+                mine.lerp_(theirs, 0.1)
+    return resumed, look()
+
+
+def follow_own_entry(step_of_rank: int) -> int:
+    """Each rank has a view of its own of what is the newest checkpoint, as with a stale directory cache."""
+    from slurm_resilience.checkpoint.store import CheckpointStore
+
+    candidates = CheckpointStore.candidates
+    world_rank = int(os.environ["RANK"])
+
+    def stale(self: Any) -> Any:
+        return (entry for entry in candidates(self) if world_rank == 0 or entry.step <= step_of_rank)
+
+    CheckpointStore.candidates = stale  # type: ignore[method-assign]
+    return int(train(9)["start"])

@@ -84,3 +84,18 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
         batches(ranks=11)
     with pytest.raises(ConfigError, match="has no batch of 30"):
         batches(whole=30, drop_last=True)
+
+
+def test_another_micro_batch_changes_neither_the_steps_of_an_epoch_nor_their_samples() -> None:
+    def epoch(micro: int, ranks: int) -> list[list[int]]:
+        steps: list[list[int]] = []
+        while True:
+            world = [batches(micro=micro, rank=rank, ranks=ranks) for rank in range(ranks)]
+            if world[0].epoch(len(steps)):
+                return steps
+            taken = [index for one in world for part in one(len(steps)) if not part.filler for index in part.indices]
+            steps.append(sorted(taken))
+
+    first = epoch(10, 1)
+    assert len(first) == 3
+    assert all(epoch(micro, ranks) == first for micro, ranks in ((1, 1), (2, 4), (3, 2), (5, 3)))

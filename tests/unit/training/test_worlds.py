@@ -164,3 +164,9 @@ def test_a_lost_peer_is_an_error_and_not_a_wait(tmp_path: Path) -> None:
     with pytest.raises(RankError):
         started.results(within_s=20)
     assert time.monotonic() - began < 15
+
+
+def test_ranks_that_see_different_newest_checkpoints_follow_rank_0(tmp_path: Path) -> None:
+    """Rank 1's directory cache is stale; nobody restores a mixture."""
+    run_world(2, programs.train, 6, run_dir=tmp_path, settings=EVERY_3)
+    assert run_world(2, programs.follow_own_entry, 3, run_dir=tmp_path, attempt=2, settings=EVERY_3) == [6, 6]
