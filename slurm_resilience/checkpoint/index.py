@@ -166,7 +166,10 @@ class CheckpointIndex:
             log.warning("checkpoint index %s has version %s, we know up to %s", path, (body or {}).get("v"), VERSION)
             return None
         try:
-            return [Entry.from_json(value) for value in body["entries"]]
+            entries = [Entry.from_json(value) for value in body["entries"]]
+            if not all(names.parse(entry.name) for entry in entries):
+                raise ValueError("it names what is no checkpoint")
+            return entries
         except (KeyError, TypeError, ValueError) as error:
             log.warning("checkpoint index %s cannot be believed: %s", path, error)
             return None

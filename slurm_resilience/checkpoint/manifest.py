@@ -99,6 +99,8 @@ class Manifest:
         try:
             entry = Entry.from_json({**body["entry"], "manifest_sha256": sha256(raw)})
             items = [Item.from_json(row) for row in body["items"]]
+            if any("/" in file for file in [*body["files"], *(item.file for item in items)]):
+                raise ValueError("a file outside of the checkpoint's directory")
             return cls(entry, body["files"], items, body["tensors"], body["extra"], body["content"], body["versions"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpoint(

@@ -28,6 +28,7 @@ from slurm_resilience.checkpoint.lock import RootLock
 from slurm_resilience.checkpoint.manifest import Item, Manifest, check_declared, read_manifest
 from slurm_resilience.checkpoint.prune import Sweeper, is_read_after_all, victims
 from slurm_resilience.checkpoint.retention import Retention
+from slurm_resilience.checkpoint.trust import Trust
 from slurm_resilience.errors import CheckpointError, Fenced
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class CheckpointStore:
         self.attempt = attempt
         self.about = about
         self.retention = retention
+        self.trust = Trust()
         self.fence_token = Fence(self.root)
         self._bench = Bench(self.root, attempt)
         self.index = CheckpointIndex(self.root, self._bench)
@@ -79,14 +81,18 @@ class CheckpointStore:
         node: str = "",
         boot_id: str = "",
         retention: Retention | None = None,
+        trusted_group: str | int | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> CheckpointStore:
         """A store for reading and, once :meth:`fence` was called by one rank of the attempt, for writing.
 
-        Touches nothing.  With ``retention``, each commit is followed by :meth:`prune`.
+        Touches nothing.  With ``retention``, each commit is followed by :meth:`prune`.  ``trusted_group`` names the group whose
+        members' checkpoints are loaded as if they were ours.
         """
         about = {"job_id": job_id, "restart_count": restart_count, "node": node, "boot_id": boot_id}
-        return cls(root, attempt=attempt, about=about, retention=retention, clock=clock)
+        store = cls(root, attempt=attempt, about=about, retention=retention, clock=clock)
+        store.trust = Trust.of(trusted_group)
+        return store
 
     # -- owning -----------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ import logging
 import os
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -15,7 +14,7 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.planner import LoadPlan
 from torch.distributed.checkpoint.stateful import Stateful
 
-from slurm_resilience.checkpoint import names, trust
+from slurm_resilience.checkpoint import names
 from slurm_resilience.checkpoint.dcp import layout, ranks
 from slurm_resilience.checkpoint.dcp.read import ShardReader
 from slurm_resilience.checkpoint.dcp.saving import resolve
@@ -79,7 +78,7 @@ def _load(team: Team, store: CheckpointStore, entry: Entry | None, state_dict: d
     def choose(_: list[None]) -> tuple[Entry, bytes]:
         if entry is None:
             raise NoValidCheckpoint("There is no checkpoint to load", evidence=f"none was given for {store.root}")
-        return entry, _read_trusted(store.path(entry), entry)
+        return entry, _read_trusted(store, entry)
 
     chosen, raw = team.funnel("choosing the checkpoint", lambda: None, choose)
     planner = DefaultLoadPlanner()
@@ -92,7 +91,7 @@ def _load(team: Team, store: CheckpointStore, entry: Entry | None, state_dict: d
         layout.check_matches(plain, metadata, chosen.name, strict=strict)
         planner.set_up_planner(plain, metadata, team.leads)
         local = planner.create_local_plan()
-        reader = ShardReader(store.path(chosen), manifest)
+        reader = ShardReader(store.path(chosen), manifest, store.trust)
         reader.check(local)
         return plain, manifest, local, reader, own
 
@@ -155,15 +154,16 @@ def restore(state_dict: dict[str, Any], plain: dict[str, Any]) -> None:
             state_dict[key] = plain[key]
 
 
-def _read_trusted(directory: Path, entry: Entry) -> bytes:
+def _read_trusted(store: CheckpointStore, entry: Entry) -> bytes:
     """The manifest's bytes, after owner, mode, manifest, file lengths and the digest of ``.metadata`` were checked."""
+    directory = store.path(entry)
     if not directory.is_dir():
         raise CorruptCheckpoint(f"Checkpoint {entry.name} is gone", evidence=f"{directory} does not exist")
-    trust.check_directory(directory)
+    store.trust.check_directory(directory)
     manifest = read_manifest(directory, expect_sha256=entry.manifest_sha256)
     check_files(directory, manifest)
     path = directory / names.METADATA
-    trust.check_stat(path, os.lstat(path))
+    store.trust.check(path, os.lstat(path))
     found = sha256(path.read_bytes())
     if found != manifest.files[names.METADATA]["sha256"]:
         raise CorruptCheckpoint(

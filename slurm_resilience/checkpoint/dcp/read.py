@@ -13,10 +13,10 @@ from pathlib import Path
 import torch
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
-from slurm_resilience.checkpoint import trust
 from slurm_resilience.checkpoint.digest import CHUNK_BYTES, chunk_digest, chunks
 from slurm_resilience.checkpoint.errors import CorruptCheckpoint
 from slurm_resilience.checkpoint.manifest import Item, Manifest
+from slurm_resilience.checkpoint.trust import Trust
 
 BLOCK_BYTES = 16 * CHUNK_BYTES
 
@@ -24,7 +24,8 @@ BLOCK_BYTES = 16 * CHUNK_BYTES
 class ShardReader:
     """The open files of one checkpoint, as one rank reads them."""
 
-    def __init__(self, directory: Path, manifest: Manifest) -> None:
+    def __init__(self, directory: Path, manifest: Manifest, trust: Trust) -> None:
+        self._trust = trust
         self._directory = directory
         self._manifest = manifest
         self._items = {(item.key, item.at): item for item in manifest.items}
@@ -74,7 +75,7 @@ class ShardReader:
             ) from error
         try:
             info = os.fstat(fd)
-            trust.check_stat(path, info)
+            self._trust.check(path, info)
             if info.st_size != self._manifest.files[file]["bytes"]:
                 raise CorruptCheckpoint(
                     f"{file} of checkpoint {self._directory.name} has the wrong length",

@@ -346,3 +346,12 @@ def test_a_quota_that_ends_exactly_at_the_index_loses_nothing(
     again = commit(opened(tmp_path, attempt=3), 20)
     assert CheckpointStore.open(tmp_path).latest() == again
     assert old in CheckpointStore.open(tmp_path).entries()
+
+
+def test_an_index_that_points_elsewhere_is_not_believed(tmp_path: Path) -> None:
+    store = opened(tmp_path / "root")
+    entry = commit(store, 10)
+    shutil.copytree(store.path(entry), tmp_path / "elsewhere")
+    evil = entry.with_marks(name="../elsewhere", step=99, attempt=99)
+    (tmp_path / "root" / names.HEAD).write_bytes(sealed.seal({"v": 1, "entries": [evil.to_json()]}))
+    assert store.latest() == entry
