@@ -160,6 +160,17 @@ class CheckpointStore:
         """All entries, quarantined ones too, newest first, as the directories tell them.  O(number of checkpoints)."""
         return list(self.index.walk())
 
+    def unfinished(self) -> list[Entry]:
+        """The saves that are being written, or were when their process ended: in state ``writing``, of unknown size."""
+        found = []
+        for folder in sorted(self.root.glob(".writing-a*")):
+            for path in folder.glob("step-*.tmp"):
+                parsed = names.parse(path.name.removesuffix(".tmp"))
+                if parsed is not None and path.is_dir():
+                    name = path.name.removesuffix(".tmp")
+                    found.append(Entry(name, parsed.step, parsed.attempt, 0, 0, "", state=State.WRITING))
+        return sorted(found, key=lambda entry: entry.order, reverse=True)
+
     def rebuild(self) -> list[Entry]:
         """Make the index anew from the manifests."""
         with self._lock.held():

@@ -88,6 +88,7 @@ def _has_checkpoints(path: Path) -> bool:
 def _list(store: CheckpointStore, args: argparse.Namespace) -> int:
     latest = store.latest()
     entries = store.entries()
+    writing = store.unfinished()
     if args.json:
         return _print_json(
             {
@@ -96,10 +97,13 @@ def _list(store: CheckpointStore, args: argparse.Namespace) -> int:
                 "attempt": store.newest_attempt(),
                 "latest": latest.name if latest else None,
                 "checkpoints": [_describe(entry) for entry in entries],
+                "writing": [{"name": entry.name, "step": entry.step, "attempt": entry.attempt} for entry in writing],
             }
         )
     if not entries:
         print(f"no checkpoints in {store.root}")
+    for entry in writing:
+        print(f"  {entry.name}  being written by attempt {entry.attempt}, or left behind; it does not count")
     for entry in entries:
         marks = "  pinned" * entry.pinned + f"  load begun {entry.attempts}x" * bool(entry.attempts)
         reason = f"  ({entry.by}: {entry.reason})" if entry.reason else ""

@@ -53,6 +53,14 @@ def test_list(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert all("committed" in line for line in lines)
 
 
+def test_list_shows_saves_that_have_not_ended_apart(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    draft = opened(root).begin(40)
+    listed = document(capsys, "list", str(root))
+    assert listed["writing"] == [{"name": draft.name, "step": 40, "attempt": 1}]
+    assert [entry["step"] for entry in listed["checkpoints"]] == [30, 20, 10]
+    assert "does not count" in text(capsys, "list", str(root))
+
+
 def test_show_finds_by_step_beginning_and_latest(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = entries(root)[20].name
     for word in ("20", name, name[:15]):
