@@ -113,7 +113,7 @@ class Attempt:
                 return self._saw_exit(node, message, now)
             case m.Fact():
                 return self._saw_fact(node, message, now)
-            case m.Stopped() if message.attempt == self.number and self.alive_on(node) and not self.killing:
+            case m.Stopped() if message.attempt == self.number and not self.killing and self.alive_on(node):
                 detail = f"its agent had stopped the ranks by itself ({message.why})"
                 self.evidence.add(Cause.UNKNOWN, t=wall, node=node, detail=detail)
         return []
@@ -182,7 +182,7 @@ class Attempt:
         if not said.warm and said.reason:
             notes.append(("launched_cold", {"node": node, "reason": said.reason}, None))
         self._launched[node] = said
-        if set(self._launched) == set(self.nodes):
+        if len(self._launched) == len(self.nodes):
             warm = all(each.warm for each in self._launched.values())
             seconds = round(now - self.started_at, 3)
             pids = {name: each.pids for name, each in self._launched.items()}

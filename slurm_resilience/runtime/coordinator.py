@@ -124,7 +124,9 @@ class Coordinator:
         self.scene.hear(heard)
         if isinstance(heard, i.RequeueEnded) and self.farewell is not None:
             self.farewell.requeue_ended(heard)
-        self._advance()
+        # Thousands of agents that join one by one are looked at together.
+        if self.state is not State.GATHERING or isinstance(heard, i.Tick):
+            self._advance()
         self.scene.committed = False
         return self._out.take()
 
@@ -146,7 +148,7 @@ class Coordinator:
             self._leave(_stop(self.scene.misfit, Cause.CONFIG_ERROR, ExitCode.CONFIG_ERROR))
             return
         now, warm = self._out.now, self.config.warm
-        before = self.scene.attempt.nodes if self.scene.attempt is not None else ()
+        before = set(self.scene.attempt.nodes) if self.scene.attempt is not None else set()
         cause, detail = self._fault or (None, "")
         situation = Situation(
             fault=cause,
@@ -223,7 +225,7 @@ class Coordinator:
             self._order_stop()
 
     def _on_stopping(self) -> None:
-        if self.fleet.clear(self.number, self._out.now):
+        if self.fleet.clear(self._out.now):
             self._stopped()
         elif self._age() > _UNSTOPPABLE_S:
             for node in self.fleet.nodes.values():
@@ -249,9 +251,9 @@ class Coordinator:
     # --- moves --------------------------------------------------------------------------------------------------------
 
     def _prepare(self, decision: Decision) -> None:
-        order = list(self.fleet.nodes)
+        order = {name: position for position, name in enumerate(self.fleet.nodes)}
         try:
-            placement = place(sorted(decision.nodes, key=order.index), self.config)
+            placement = place(sorted(decision.nodes, key=order.__getitem__), self.config)
         except ConfigError as error:
             self._leave(_stop(str(error), Cause.CONFIG_ERROR, ExitCode.CONFIG_ERROR))
             return

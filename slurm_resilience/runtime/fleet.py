@@ -68,15 +68,18 @@ class Fleet:
 
     def __init__(self, names: Iterable[str], *, now: float, lease_s: float, handshake_s: float, held: int = 0) -> None:
         self.nodes = {name: Node(name, heard=now, expected_until=now + handshake_s) for name in names}
+        self._by_conn: dict[int, Node] = {}
         self._lease_s = lease_s
         self._handshake_s = handshake_s
+        self._holding: set[str] = set(self.nodes) if held else set()
         if held:
             for node in self.nodes.values():
                 node.holds[held] = now + lease_s
 
     def of_conn(self, conn: int) -> Node | None:
         """The node that speaks on this connection, None when another has taken its place."""
-        return next((node for node in self.nodes.values() if node.conn == conn), None)
+        node = self._by_conn.get(conn)
+        return node if node is not None and node.conn == conn else None
 
     def join(self, conn: int, hello: Hello, now: float) -> int | None:
         """An agent said hello.  Returns the connection that it replaces, if there is one.
@@ -87,6 +90,9 @@ class Fleet:
         node = self.nodes[hello.node]
         replaced = node.conn
         node.holds = {hello.attempt: None} if hello.ranks else {}
+        self._holding.add(node.name)
+        self._by_conn.pop(replaced or 0, None)
+        self._by_conn[conn] = node
         node.conn, node.pid, node.boot_id, node.address = conn, hello.pid, hello.boot_id, hello.address
         node.heard, node.lost_at, node.gap_at, node.joined, node.silent = now, None, None, True, False
         node.failed_starts, node.failure, node.carrier = 0, "", False
@@ -128,6 +134,7 @@ class Fleet:
         """Ranks of ``attempt`` are about to be started there."""
         for name in names:
             self.nodes[name].holds[attempt] = None
+            self._holding.add(name)
 
     def release(self, node: Node, attempt: int) -> None:
         """Its agent says that nothing of ``attempt`` or older is alive."""
@@ -138,9 +145,14 @@ class Fleet:
         node.holds = {number: until for number, until in node.holds.items() if until is None or until > now}
         return not node.holds
 
-    def clear(self, attempt: int, now: float) -> bool:
-        """Nothing of ``attempt`` or an older one can be alive anywhere."""
-        return all(self.free(node, now) or min(node.holds) > attempt for node in self.nodes.values())
+    def clear(self, now: float) -> bool:
+        """Nothing of any attempt can be alive anywhere.  Cheap, however often it is asked while thousands stop."""
+        while self._holding:
+            name = next(iter(self._holding))
+            if not self.free(self.nodes[name], now):
+                return False
+            self._holding.discard(name)
+        return True
 
     def forget_silence(self, now: float) -> None:
         """We were not looking: nobody's silence until now counts."""

@@ -14,7 +14,9 @@ from slurm_resilience.slurm.cause import Verdict
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed.  Comes first in every round of the loop, so that a jump of our own clock is seen before anything."""
+    """Time has passed.  Comes first in every round of the loop, so that a jump of our own clock is seen before anything,
+    and last, when all that came is known.
+    """
 
 
 @dataclass(frozen=True)

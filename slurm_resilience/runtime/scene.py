@@ -22,6 +22,8 @@ from slurm_resilience.runtime.warning_desk import WarningDesk
 # The loop ticks ten times a second; a longer gap than this means that we were stopped, swapped out or suspended.
 _FROZEN_S = 1.0
 _REDIAL_S = 2.5
+# With thousands of agents the loop turns thousands of times a second; silence is measured in seconds.
+_LOOK_EVERY_S = 0.05
 
 
 class Scene:
@@ -43,7 +45,7 @@ class Scene:
         self.misfit = ""
         self.woke_at, self.frozen_s = float("-inf"), 0.0
         self._out, self._spec, self._limits = out, spec, limits
-        self._last_tick = out.now
+        self._last_tick = self._looked_at = out.now
         self._start_after = out.now + (_REDIAL_S if restarted else 0.0)
         self._handlers: dict[type, Callable[[Any], None]] = {
             i.Tick: self._tick, i.Joined: self._joined, i.Heard: self._heard, i.Parted: self._parted,
@@ -83,6 +85,9 @@ class Scene:
             self.woke_at, self.frozen_s = now, gap
             self.fleet.forget_silence(now)
             self._out.record("supervisor_was_frozen", seconds=round(gap, 2))
+        if now - self._looked_at < _LOOK_EVERY_S:
+            return
+        self._looked_at = now
         for node, why, silent in self.fleet.overdue(now):
             self.lose(node, why, silent=silent)
         if self.attempt is not None and self.judging:

@@ -76,6 +76,7 @@ class Supervisor:
         self._wakeup, self._wake = socket.socketpair()
         self._guests: dict[int, _Guest] = {}
         self._numbers = 0
+        self._look_at = 0.0
         self._signals: deque[tuple[int, float]] = deque()
         self._catch_signals()
         self._listener = socket.create_server(
@@ -119,6 +120,8 @@ class Supervisor:
             code = self._do(self._coordinator.handle(i.Tick()))
             while code is None and self._inbox:
                 code = self._do(self._coordinator.handle(self._inbox.popleft()))
+            if code is None:
+                code = self._do(self._coordinator.handle(i.Tick()))
             if time.monotonic() >= ping_at:
                 ping_at = time.monotonic() + BEAT_EVERY_S
                 for guest in list(self._guests.values()):
@@ -143,9 +146,12 @@ class Supervisor:
         while self._signals:
             number, t = self._signals.popleft()
             self._inbox.append(i.Signalled(signal.Signals(number).name, t))
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + _TICK_S / 2
         for ended in self._backend.poll():
             self._inbox.append(i.CarrierEnded(ended.node, ended.code, ended.tail))
-        now = time.monotonic()
         for guest in [guest for guest in self._guests.values() if not guest.greeted and now - guest.since > _HELLO_S]:
             self._part(guest, "it did not say hello")
 

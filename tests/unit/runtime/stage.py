@@ -259,7 +259,9 @@ class Stage:
 
     def _drain(self) -> None:
         while self._todo:
-            self._do(self.coordinator.handle(self._todo.pop(0)))
+            while self._todo:
+                self._do(self.coordinator.handle(self._todo.pop(0)))
+            self._do(self.coordinator.handle(i.Tick()))
 
     def _do(self, outputs: list[i.Output]) -> None:
         for output in outputs:
