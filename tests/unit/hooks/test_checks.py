@@ -346,10 +346,12 @@ def test_files_stay_while_another_job_of_the_user_may_be_there(
 
 
 def test_users_are_numbers_so_that_ann_is_not_joann(tmp_path: Path) -> None:
+    """deepops: a name, or a number, that is a part of another one is another one."""
     shm = leave(tmp_path, 2001)
-    options = {"fix": True, "paths": [str(shm)], "squeue": squeue(tmp_path, "8 12001 RUNNING\n")}
+    options = {"fix": True, "paths": [str(shm)], "squeue": squeue(tmp_path, "8 20011 RUNNING\n9 12001 RUNNING\n")}
     assert answer("tmpfiles", Case(options, job="7", uid=200), tmp_path).status == "ok", "uid 200 is no uid 2001"
     assert (shm / "psm").exists()
+    assert answer("tmpfiles", Case(options, job="7", uid=2001), tmp_path).text.endswith("removed"), "those jobs are others'"
 
 
 def test_a_file_that_even_root_cannot_delete_is_the_jobs_fault(tmp_path: Path) -> None:
