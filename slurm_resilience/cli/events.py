@@ -49,18 +49,27 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def follow(run_dir: Path) -> Iterator[dict[str, Any]]:
-    """All events of the run, and those to come, until one that ends it."""
-    from slurm_resilience.observe.events import read_events
+    """All events of the run, and those to come, until one that ends it.  Each byte of the file is read once."""
+    from slurm_resilience.observe.events import FILE_NAME
 
-    seen = 0
-    while True:
-        for event in read_events(run_dir):
-            if event["seq"] > seen:
-                seen = event["seq"]
+    path, rest = run_dir / FILE_NAME, b""
+    while not path.exists():
+        time.sleep(_FOLLOW_S)
+    with open(path, "rb") as file:
+        while True:
+            data = file.read(1 << 20)
+            if not data:
+                time.sleep(_FOLLOW_S)
+                continue
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                try:
+                    event = json.loads(line)
+                except ValueError:  # the torn last line of a supervisor that died
+                    continue
                 yield event
                 if event["event"] in _ENDS:
                     return
-        time.sleep(_FOLLOW_S)
 
 
 def _print(events: Iterator[dict[str, Any]], *, as_json: bool) -> None:
