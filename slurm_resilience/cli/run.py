@@ -10,6 +10,7 @@ The exit code says how it ended (0: complete, 75: requeued, others: docs/referen
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shlex
 import sys
@@ -57,7 +58,15 @@ def execute(args: argparse.Namespace) -> int:
     try:
         return supervise(wish, show=show)
     finally:
+        _let_go_of_stdout()
+
+
+def _let_go_of_stdout() -> None:
+    """What cannot be shown any more must not change the exit code: neither here nor in the interpreter's own last flush."""
+    try:
         sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def overrides(args: argparse.Namespace) -> dict[str, Any]:

@@ -21,7 +21,7 @@ _RESERVED = frozenset({"v", "seq", "t", "restart", "attempt", "event"})
 
 
 class EventWriter:
-    """The one writer.  Opening repairs a torn last line, so that the next fact starts on a line of its own."""
+    """The one writer.  After a torn line the next fact starts on a line of its own."""
 
     def __init__(self, run_dir: str | os.PathLike[str], *, restart: int, clock: Clock = SYSTEM_CLOCK) -> None:
         self.path = Path(run_dir) / FILE_NAME
@@ -31,8 +31,7 @@ class EventWriter:
         self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         self._seq = _last_seq(self.path)
         size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
+        self._torn = size > 0 and os.pread(self._fd, 1, size - 1) != b"\n"
 
     def write(self, event: str, /, *, t: float | None = None, attempt: int | None = None, **fields: Any) -> dict[str, Any]:
         """Append one fact and return it.  ``t`` is when it happened, if that was not now.
@@ -52,8 +51,16 @@ class EventWriter:
             "event": event,
             **{key: value for key, value in fields.items() if value is not None},
         }
-        os.write(self._fd, (json.dumps(line, default=str) + "\n").encode())
+        self._append((json.dumps(line, default=str) + "\n").encode())
         return line
+
+    def _append(self, line: bytes) -> None:
+        """The whole line.  A disk that becomes full takes the part that fits and refuses the rest: what comes next must not
+        be glued to that part."""
+        view = memoryview(b"\n" + line if self._torn else line)
+        while view:
+            view = view[os.write(self._fd, view) :]
+            self._torn = bool(view)
 
     def close(self) -> None:
         os.close(self._fd)

@@ -6,6 +6,7 @@ would stop their ranks.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -85,7 +86,7 @@ class Scribe(threading.Thread):
                 if output is not None:
                     self._do(output)
             except OSError as error:
-                self._show(f"cannot write into {self._folder.path}: {error}; going on, and trying again")
+                self._tell(f"cannot write into {self._folder.path}: {error}; going on, and trying again")
                 if isinstance(output, Record):
                     self._late.append(output)
                 elif output is not None:
@@ -95,7 +96,7 @@ class Scribe(threading.Thread):
     def _do(self, output: Record | WriteAttempt | WriteStatus | _Flush | str) -> None:
         match output:
             case str():
-                self._show(output)
+                self._tell(output)
             case Record():
                 if self._late:
                     self._late.append(output)
@@ -111,6 +112,11 @@ class Scribe(threading.Thread):
             case _Flush(done):
                 done.set()
 
+    def _tell(self, line: str) -> None:
+        """Nobody may be there to read it, or there is no room for it; what is written must not depend on that."""
+        with contextlib.suppress(OSError):
+            self._show(line)
+
     def _catch_up(self) -> None:
         while self._late:
             self._write(self._late[0])
@@ -120,7 +126,7 @@ class Scribe(threading.Thread):
         if not self._superseded:
             event = self._events.write(record.event, t=record.t, attempt=record.attempt, **record.fields)
             for line in self._narrator.lines(event):
-                self._show(line)
+                self._tell(line)
 
     def _still_ours(self) -> bool:
         if not self._superseded:
@@ -130,5 +136,6 @@ class Scribe(threading.Thread):
                 now = None
             if now is not None and now.epoch > self._epoch:
                 self._superseded = True
+                self._tell(f"supervisor {now.epoch} of this run, in job {now.job_id}, has taken it over: this one ends")
                 self._answer(Superseded(now.epoch))
         return not self._superseded

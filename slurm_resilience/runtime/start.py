@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -71,8 +72,11 @@ def supervise(wish: Wish, *, show: Callable[[str], None]) -> int:
     log = open(folder.logs / "supervisor.log", "a", encoding="utf-8", buffering=1)
 
     def tell(line: str) -> None:
-        show(line)
-        log.write(line + "\n")
+        # A reader that has gone, or a full disk, is no reason to stop keeping the run alive.
+        with contextlib.suppress(OSError):
+            show(line)
+        with contextlib.suppress(OSError):
+            log.write(line + "\n")
 
     tell(f"slurm-resilience: run {run_id} in {folder.path}")
     if around.problem:

@@ -21,20 +21,22 @@ class FullDisk(EventWriter):
     """An event file on a disk that is full while ``full`` is set."""
 
     full = False
+    refused = 0
 
     def write(self, event: str, /, **fields: Any) -> dict[str, Any]:
         if self.full:
+            self.refused += 1
             raise OSError(errno.ENOSPC, "No space left on device")
         return super().write(event, **fields)
 
 
 class Desk:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shown: list[str] | None = None) -> None:
         self.folder = RunFolder(path)
         self.folder.prepare()
         self.disk = FullDisk(path, restart=0)
         self.answers: queue.Queue[Any] = queue.Queue()
-        self.shown: list[str] = []
+        self.shown: list[str] = [] if shown is None else shown
         self.scribe = Scribe(self.folder, self.disk, epoch=3, answer=self.answers.put, show=self.shown.append)
         self.scribe.start()
 
@@ -93,7 +95,33 @@ def test_one_that_has_been_superseded_writes_no_attempt_no_event_no_state(tmp_pa
     desk.scribe.put(WriteStatus(RunStatus("failed")))
     assert desk.scribe.flush(within_s=PATIENCE_S)
     assert desk.answers.get_nowait() == Superseded(4)
+    assert desk.shown == ["supervisor 4 of this run, in job 7, has taken it over: this one ends"]
     assert desk.answers.empty()
     assert desk.folder.attempt() == 0
     assert desk.events == ["a"]
     assert desk.folder.status() is None
+
+
+class NobodyReads(list[str]):
+    """Standard output whose reader has gone, or that lies on the full disk itself."""
+
+    def append(self, line: str) -> None:
+        raise OSError(errno.EPIPE, "Broken pipe")
+
+
+def test_what_is_written_does_not_depend_on_what_can_be_shown(tmp_path: Path) -> None:
+    desk = Desk(tmp_path, shown=NobodyReads())
+    desk.announce(3)
+    desk.scribe.put(Record("allocation_started", {"nodes": ["n1"], "job_id": "7"}, 1.0, 0))
+    desk.disk.full = True
+    desk.scribe.put(record("a"))
+    desk.scribe.put(WriteAttempt(5))
+    while not desk.disk.refused:
+        assert desk.scribe.is_alive()
+    desk.disk.full = False
+    assert desk.answers.get(timeout=PATIENCE_S) == AttemptWritten(5)
+    desk.scribe.put(record("b"))
+    deadline = time.monotonic() + PATIENCE_S
+    while desk.events != ["allocation_started", "a", "b"]:
+        assert time.monotonic() < deadline, desk.events
+    assert desk.scribe.is_alive()
