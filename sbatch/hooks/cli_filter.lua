@@ -19,7 +19,8 @@ local site_defaults, site_pre, site_post = slurm_cli_setup_defaults, slurm_cli_p
 local LEAD_S = 90 -- enough to save and to requeue
 
 local function set(value)
-  return type(value) == "string" and value ~= "" and value ~= "unset" and value ~= "(null)"
+  -- An unset --signal reads 0@0.  Tried on 22.05.
+  return type(value) == "string" and value ~= "" and value ~= "unset" and value ~= "(null)" and not value:match("^0@%d+$")
 end
 
 -- Seconds of a time limit as Slurm writes it (D-HH:MM:SS, HH:MM:SS, MM:SS, minutes); nil for none.

@@ -115,8 +115,8 @@ def plan(
             todo.lines["HealthCheckInterval"] = str(INTERVAL_S)
         if "HealthCheckNodeState" not in todo.lines and not todo.before.get("HealthCheckNodeState"):
             todo.lines["HealthCheckNodeState"] = "ANY"
-    rotate = todo.on_disk(Path("/etc/logrotate.d/slurm-resilience-hooks"))
-    if rotate.parent.is_dir():
+    rotate = todo.on_disk(logrotate_of(places))
+    if rotate.parent.is_dir() or places.prefix != PREFIX:
         todo.changes.append(Change(rotate, _LOGROTATE.format(state=places.state)))
     return todo
 
@@ -174,7 +174,7 @@ def uninstall(places: Places, *, root: Path = Path("/"), slurm_conf: Path | None
         write_atomic(slurm_conf, text, mode=slurm_conf.stat().st_mode & 0o777)
         gone.append(str(slurm_conf))
     folders = [places.prefix] + ([places.state, places.config, places.compiled] if purge else [])
-    for path in [*folders, Path("/etc/logrotate.d/slurm-resilience-hooks")]:
+    for path in [*folders, logrotate_of(places)]:
         there = todo.on_disk(path)
         if there.is_dir():
             shutil.rmtree(there)
@@ -184,6 +184,11 @@ def uninstall(places: Places, *, root: Path = Path("/"), slurm_conf: Path | None
             continue
         gone.append(str(there))
     return gone
+
+
+def logrotate_of(places: Places) -> Path:
+    """Where logrotate finds it; beside the hooks when they are not in their usual place: then it is for the admin to link."""
+    return Path("/etc/logrotate.d/slurm-resilience-hooks") if places.prefix == PREFIX else places.prefix / "logrotate.conf"
 
 
 def settings_of(path: Path) -> dict[str, str]:

@@ -46,7 +46,9 @@ def root_folder() -> Iterator[Path]:
 @pytest.fixture
 def places(root_folder: Path) -> Places:
     made = Places(root_folder / "prefix", root_folder / "hooks.yaml", root_folder / "state", install.python_of(None))
-    made.config.write_text("mode: drain\nchecks: {memory: {options: {real_memory_mb: 1}}}\n")
+    made.config.write_text(
+        f"hints: {{box: {root_folder}/hints}}\nmode: drain\nchecks: {{memory: {{options: {{real_memory_mb: 1}}}}}}\n"
+    )
     made.config.chmod(0o644)
     install.apply(install.plan(made))
     return made
@@ -72,7 +74,7 @@ def errors(entries: list[dict[str, object]]) -> str:
 
 
 def reconfigure(places: Places, text: str) -> None:
-    places.config.write_text(text)
+    places.config.write_text(f"hints: {{box: {places.prefix}/hints}}\n{text}")
     configuration.compile_file(places.config, places.compiled)
 
 
