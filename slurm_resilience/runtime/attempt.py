@@ -24,7 +24,8 @@ _MOST_EXCEPTIONS = 16
 class Attempt:
     """The state of one attempt; it decides nothing.
 
-    ``killing``: we have told the agents to kill the ranks, so their deaths are no news.
+    ``preparing``: no agent has been told of its ranks yet, so none can miss any.  ``killing``: we have told the agents to kill
+    the ranks, so their deaths are no news.
     """
 
     def __init__(self, number: int, placement: Placement, *, now: float) -> None:
@@ -35,6 +36,7 @@ class Attempt:
         self.evidence = Evidence()
         self.facts = Facts(placement.world)
         self.exits: dict[int, m.Exit] = {}
+        self.preparing = False
         self.killing = False
         self.written = False
         self.master_port: int | None = None
@@ -126,6 +128,8 @@ class Attempt:
     def came_back(self, node: str, alive: set[int], now: float) -> None:
         """The node's agent dialled again and still has these ranks."""
         self.rejoined.add(node)
+        if self.preparing:
+            return
         self._missing.update(dict.fromkeys(self.alive_on(node) - alive, now))
 
     def judge(self, limits: LimitsConfig, *, now: float, wall: float) -> list[Note]:

@@ -259,6 +259,7 @@ class Coordinator:
             return
         self._out.attempt += 1
         self.scene.attempt = Attempt(self.number, placement, now=self._out.now)
+        self.scene.attempt.preparing = True
         self.fleet.hold(placement.nodes, self.number)
         self._enter(State.PREPARING)
         self._out.record("decided", action="launch", reason=decision.reason)
@@ -273,6 +274,7 @@ class Coordinator:
         first = self.fleet.nodes[placement.nodes[0]]
         ended = f"; the one before ended by {self._fault[0]}: {self._fault[1]}" if self._fault else ""
         self._fault = None
+        attempt.preparing = False
         self._enter(State.RUNNING)
         for group, (name, ranks) in enumerate(zip(placement.nodes, placement.ranks, strict=True)):
             launch = m.Launch(

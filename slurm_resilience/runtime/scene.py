@@ -123,6 +123,9 @@ class Scene:
         elif mine is not None and node.name in mine.nodes:
             self.fleet.hold([node.name], mine.number)
             mine.came_back(node.name, set(hello.ranks) if hello.attempt == mine.number else set(), self._out.now)
+            if mine.preparing and mine.master_port is None and node.name == mine.nodes[0]:
+                # What we asked of it may have gone into its old connection, which it had left without our knowing.
+                self._out.send(it.conn, m.Store(mine.number))
         elif hello.ranks:
             self._out.send(it.conn, m.Kill(max(hello.attempt, self._out.attempt)))
 

@@ -382,6 +382,23 @@ def test_a_connection_that_breaks_and_comes_back_is_no_fault() -> None:
     assert stage.live_ranks == {"n1": [0], "n2": [1], "n3": [2]}
 
 
+def test_a_connection_that_breaks_before_the_launch_costs_nothing() -> None:
+    """The wish for a store may have gone into the old connection, and no agent can miss ranks that it was never given."""
+    stage = Stage(2)
+    stage.write_attempts = False
+    stage.begin().until(State.PREPARING)
+    attempt = stage.coordinator.scene.attempt
+    assert attempt is not None
+    attempt.master_port = None  # the answer went down with the connection, or never was
+    for name in ("n1", "n2"):
+        stage.join(name)
+    stage.pass_(2)
+    stage.tell(i.AttemptWritten(1))
+    stage.pass_(5)
+    assert stage.live_ranks == {"n1": [0], "n2": [1]}
+    assert stage.count("fault_detected") == 0
+
+
 def test_one_that_comes_back_without_its_ranks_is_a_fault() -> None:
     stage = Stage(3).running()
     agent = stage.agents["n2"]
