@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections import defaultdict
 from pathlib import Path
@@ -64,6 +65,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         long_ones = [item for item in terminalreporter.stats.get("deselected", []) if item.get_closest_marker("long")]
         if long_ones:
             terminalreporter.write_line(f"left out: {len(long_ones)} long tests (bash tests/run.sh --long)")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    # What a failed test has left behind may ignore TERM, and the interpreter's own exit would wait for it for ever.
+    for child in multiprocessing.active_children():
+        child.kill()
 
 
 @pytest.fixture
