@@ -23,7 +23,7 @@ from slurm_resilience.runtime.run_folder import RunFolder
 from slurm_resilience.runtime.spec import RunSpec
 from slurm_resilience.runtime.supervisor import Supervisor
 from slurm_resilience.runtime.whereabouts import address_towards
-from slurm_resilience.slurm.client import CommandClient
+from slurm_resilience.slurm.client import CommandClient, SlurmClient
 from slurm_resilience.slurm.environment import SlurmEnvironment
 from slurm_resilience.slurm.timeleft import DEFAULT_KILL_WAIT_S, kill_wait_s
 
@@ -67,8 +67,10 @@ def supervise(wish: Wish, *, show: Callable[[str], None]) -> int:
         return int(ExitCode.OK)
     before = SupervisorAddress.read(folder.path)
     _refuse_a_second(before, folder)
-    run_id = folder.open_run(argv=list(wish.argv), config=config.model_dump(mode="json"), wrap=wish.wrap)
     alive = status is not None and status.state == "running"
+    if here is not None and before is not None and alive:
+        refuse_another_job(before, here.job_id, folder, CommandClient())
+    run_id = folder.open_run(argv=list(wish.argv), config=config.model_dump(mode="json"), wrap=wish.wrap)
     log = open(folder.logs / "supervisor.log", "a", encoding="utf-8", buffering=1)
 
     def tell(line: str) -> None:
@@ -233,4 +235,20 @@ def _refuse_a_second(before: SupervisorAddress | None, folder: RunFolder) -> Non
             f"Another supervisor works on {folder.path}",
             evidence=f"process {before.pid} on this machine: {words.replace(bytes(1), b' ').decode(errors='replace').strip()}",
             remedy="wait until it has ended, or give --run-dir another folder",
+        )
+
+
+def refuse_another_job(before: SupervisorAddress, job_id: str, folder: RunFolder, client: SlurmClient) -> None:
+    """The same run in two jobs at once: the later one would take it from the earlier one in the middle of its work."""
+    if before.job_id in (job_id, "local"):
+        return
+    try:
+        record = client.job(before.job_id)
+    except SlurmError:
+        return  # over and forgotten, or nobody can tell
+    if record.state.running and record.restarts == before.restart_count:
+        raise ConfigError(
+            f"Job {before.job_id} works on {folder.path}",
+            evidence=f"it is {record.state} on {','.join(record.nodes)}, and this is job {job_id}",
+            remedy=f"wait until it has ended, or `scancel {before.job_id}` and submit again; or give --run-dir another folder",
         )

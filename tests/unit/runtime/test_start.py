@@ -12,11 +12,15 @@ import pytest
 
 from slurm_resilience.cli import run as cli
 from slurm_resilience.errors import ConfigError
+from slurm_resilience.runtime.address import SupervisorAddress
 from slurm_resilience.runtime.backend_slurm import SlurmBackend, srun_command
 from slurm_resilience.runtime.run_folder import RunFolder
-from slurm_resilience.runtime.start import Wish, check_command, configure, default_run_dir, supervise
+from slurm_resilience.runtime.start import Wish, check_command, configure, default_run_dir, refuse_another_job, supervise
 from slurm_resilience.runtime.whereabouts import address_towards
+from slurm_resilience.slurm.client import CommandClient
 from slurm_resilience.slurm.environment import SlurmEnvironment
+from slurm_resilience.slurm.records import JobRecord
+from tests.unit.runtime.stage import job_record
 
 
 def options(*words: str) -> dict[str, Any]:
@@ -162,3 +166,34 @@ def test_an_agents_srun_asks_for_all_that_the_job_has_there(tmp_path: Path, monk
     kept = SlurmBackend(RunFolder(tmp_path), "42", ("n1",), binds=True)._environment
     assert "SLURM_CPUS_PER_TASK" not in kept
     assert kept["SLURM_CONF"] == "/etc/slurm/slurm.conf"
+
+
+class Controller(CommandClient):
+    """One that knows one job."""
+
+    def __init__(self, **fields: str) -> None:
+        super().__init__()
+        self.fields = fields
+
+    def job(self, job_id: str) -> JobRecord:
+        return job_record(JobId=job_id, **self.fields)
+
+
+@pytest.mark.parametrize(
+    ("job_id", "fields", "refused"),
+    [
+        ("8", {"JobState": "RUNNING"}, True),
+        ("8", {"JobState": "COMPLETED"}, False),
+        ("8", {"JobState": "PENDING"}, False),
+        ("8", {"JobState": "RUNNING", "Restarts": "1"}, False),
+        ("7", {"JobState": "RUNNING"}, False),
+    ],
+)
+def test_a_run_that_another_job_works_on_is_refused(tmp_path: Path, job_id: str, fields: dict[str, str], refused: bool) -> None:
+    before = SupervisorAddress(1, "10.0.0.1", 1, "t", 1, "another host", "7", 0)
+    if not refused:
+        refuse_another_job(before, job_id, RunFolder(tmp_path), Controller(**fields))
+        return
+    with pytest.raises(ConfigError, match="Job 7 works on") as caught:
+        refuse_another_job(before, job_id, RunFolder(tmp_path), Controller(**fields))
+    assert "scancel 7" in caught.value.remedy
