@@ -541,6 +541,14 @@ def test_an_object_that_refuses_condemns_an_entry_only_if_it_takes_an_older_one(
     assert "while the older" in rejected["reason"]
 
 
+def block_saves(root: Path) -> None:
+    """Put a file where attempt 1 makes its folders."""
+    writing = root / ".writing-a00001"
+    if writing.is_dir():
+        writing.rmdir()
+    writing.write_text("in the way")
+
+
 def test_a_failed_save_costs_that_checkpoint_and_not_the_run(begin: Callable[..., Run]) -> None:
     run = begin(**EVERY_2)
     parts = small(run)
@@ -549,9 +557,10 @@ def test_a_failed_save_costs_that_checkpoint_and_not_the_run(begin: Callable[...
     for step in run.steps(6):
         one_step(step, *parts)
         if step == 0:
-            (root / ".writing-a00001").write_text("in the way")
+            block_saves(root)
         if step == 2:
             (root / ".writing-a00001").unlink()
+            (root / ".writing-a00001").mkdir()
     assert steps_of(run) == [4, 6]
     (failed,) = events(run, "checkpoint_failed")
     assert failed["step"] == 2
@@ -562,7 +571,7 @@ def test_a_complete_run_without_its_last_checkpoint_is_an_error(begin: Callable[
     run = begin()
     parts = small(run)
     run.resume()
-    (run.folder / "checkpoints" / ".writing-a00001").write_text("in the way")
+    block_saves(run.folder / "checkpoints")
     steps = run.steps(1)
     one_step(next(steps), *parts)
     with pytest.raises(CheckpointError, match="its last checkpoint could not be taken"):
