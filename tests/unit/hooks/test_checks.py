@@ -370,7 +370,7 @@ def test_a_file_that_even_root_cannot_delete_is_the_jobs_fault(tmp_path: Path) -
     [(0, "ok"), (1, "warn"), (2, "fail"), (3, "unknown"), (4, "unknown"), (127, "unknown"), (255, "unknown")],
 )
 def test_a_sites_check_speaks_by_its_exit_code(code: int, status: str, tmp_path: Path) -> None:
-    command = tool(Path("/opt/srh-unit") / str(os.getpid()) / "check", "one line\nand another", code=code)
+    command = tool(Path(f"/opt/srh-unit-{os.getpid()}") / "check", "one line\nand another", code=code)
     try:
         result = answer("site_x", Case({}, command=str(command)), tmp_path)
     finally:
