@@ -205,6 +205,7 @@ class Attempt:
             return []
         if end.done or self.all_ended:
             return []
+        self.evidence.left(t=end.t, node=node, rank=end.rank)
         if self._left_early_at is None:
             self._left_early_at = now
         self._early.append((end, now))

@@ -46,6 +46,7 @@ class Evidence:
         self._seen: list[Origin] = []
         self._said: dict[int, Origin] = {}
         self._ends: dict[int, Origin] = {}
+        self._left: list[Origin] = []
 
     def exception(self, *, t: float, node: str, rank: int, kind: str, message: str, step: int | None) -> None:
         """A rank's own account of its end; its first one stands for its exit too."""
@@ -67,6 +68,11 @@ class Evidence:
         detail = f"{how}; last line of its log: {last[:300]}" if last else how
         self._ends.setdefault(rank, Origin(cause, t, node, rank, detail, "", echo, signal))
 
+    def left(self, *, t: float, node: str, rank: int) -> None:
+        """A rank went away with code 0 and without having finished: no failure by itself, but the reason for echoes."""
+        detail = "exited with 0 before the end, without a word"
+        self._left.append(Origin(Cause.RANK_CRASH, t, node, rank, detail, "", False))
+
     def add(self, cause: Cause, *, t: float, node: str, detail: str, rank: int | None = None) -> None:
         """A fault that was seen from outside: a silent node, a hang, a launch that failed."""
         self._seen.append(Origin(cause, t, node, rank, detail, "", False))
@@ -79,4 +85,8 @@ class Evidence:
     def origin(self) -> Origin | None:
         """The first real clue, None without any."""
         unexplained = [end for rank, end in self._ends.items() if rank not in self._said]
-        return min([*self._seen, *self._said.values(), *unexplained], key=lambda clue: (clue.echo, clue.since), default=None)
+        clues = [*self._seen, *self._said.values(), *unexplained]
+        first = min(clues, key=lambda clue: (clue.echo, clue.since), default=None)
+        if first is not None and first.echo and self._left:
+            return min(self._left, key=lambda clue: clue.since)
+        return first

@@ -289,6 +289,15 @@ def test_one_that_leaves_early_is_reported_and_the_others_are_not_waited_for_for
     assert "left early" in stage.last("fault_detected")["detail"]
 
 
+def test_one_that_leaves_early_is_named_when_the_others_break_over_it() -> None:
+    stage = Stage(3).running()
+    stage.finish_ranks("n2", done=False, fact=None)
+    stage.fact("n3", 2, "exception", type="RuntimeError", message="gloo: Connection reset by peer", step=20)
+    stage.pass_(1.5)
+    fault = stage.last("fault_detected")
+    assert (fault["rank"], fault["node"]) == (1, "n2")
+
+
 def test_ranks_that_stop_by_themselves_are_not_relaunched() -> None:
     stage = Stage(2).running()
     stage.finish_ranks(fact="stopped", why="STOP file")

@@ -17,6 +17,8 @@ def origin(*clues: tuple[str, dict[str, Any]]) -> Origin:
             evidence.exception(**{"node": "n1", "kind": "ValueError", "message": "x", "step": 3, **fields})
         elif kind == "exit":
             evidence.exit(**{"node": "n1", "code": 1, "signal": "", "tail": [], **fields})
+        elif kind == "left":
+            evidence.left(**{"node": "n1", **fields})
         else:
             evidence.add(Cause(kind), **{"node": "n1", "detail": "seen", **fields})
     found = evidence.origin()
@@ -51,6 +53,15 @@ def test_of_echoes_alone_the_earliest_counts_and_nobody_is_blamed_for_it() -> No
         ("exception", {"t": 1.0, "rank": 1, "kind": "RuntimeError", "message": ECHOES[0]}),
     )
     assert (found.rank, found.signature, found.cause) == (1, "", Cause.RANK_CRASH)
+
+
+def test_a_rank_that_just_left_explains_echoes_and_nothing_else() -> None:
+    echo = ("exception", {"t": 1.2, "rank": 0, "kind": "RuntimeError", "message": ECHOES[0]})
+    found = origin(("left", {"t": 1.0, "rank": 1}), ("left", {"t": 1.1, "rank": 2}), echo)
+    assert (found.rank, found.cause) == (1, Cause.RANK_CRASH)
+    assert "exited with 0" in found.detail
+    real = ("exception", {"t": 5.0, "rank": 3, "message": "bad sample"})
+    assert origin(("left", {"t": 1.0, "rank": 1}), echo, real).rank == 3
 
 
 def test_a_rank_killed_before_the_echoes_is_the_origin() -> None:
