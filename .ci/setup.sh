@@ -5,6 +5,7 @@
 #                              python  an interpreter, runnable by every user, with the project and its tools installed
 #
 # Quick when all is there: two stamps, one of what the dependencies were made from, one of which checkout is installed.
+# A checkout never takes the environment of another one that still exists: it gets one of its own beside it.
 # SLURM_RESILIENCE_VENV names another place for the virtual environment.
 
 say() { printf '%s\n' "setup: $*" >&2; }
@@ -62,24 +63,30 @@ mirror() {
 }
 
 set_up() {
-  local checkout base venv system deps where
+  local checkout base venv system deps where digest
   checkout=$(cd -- "$1" && pwd -P)
   umask 022
   if [ "$(id -u)" = 0 ]; then base=/opt/slurm-resilience; else base=$checkout; fi
-  venv=${SLURM_RESILIENCE_VENV:-$base/$([ "$base" = "$checkout" ] && echo .venv || echo venv)}
-  mkdir -p "$base" "$(dirname -- "$venv")"
+  mkdir -p "$base"
 
   # One at a time: two test runs on one machine share the environment.
   exec 9>"$base/.setup.lock"
   flock 9
 
   tree=$checkout
+  digest=$(printf '%s' "$checkout" | sha256sum | cut -c1-12)
   if [ "$(id -u)" = 0 ] && ! readable_by_all "$checkout"; then
-    tree=$base/trees/$(printf '%s' "$checkout" | sha256sum | cut -c1-12)
+    tree=$base/trees/$digest
     mkdir -p "$base/trees"
     mirror "$checkout" "$tree"
     say "other users cannot read $checkout: working in a copy, $tree"
   fi
+
+  if [ "$base" = "$checkout" ]; then venv=$base/.venv; else venv=$base/venv; fi
+  where=$(cat "$venv/.stamp-tree" 2>/dev/null) || where=
+  if [ -n "$where" ] && [ "$where" != "$tree" ] && [ -e "$where/pyproject.toml" ]; then venv=$base/venv-$digest; fi
+  venv=${SLURM_RESILIENCE_VENV:-$venv}
+  mkdir -p "$(dirname -- "$venv")"
 
   system=$(system_python) || system=
   if [ -z "$system" ] || ! "$system" -c 'import ensurepip, venv' 2>/dev/null; then
@@ -106,6 +113,7 @@ set_up() {
   fi
   where=$(cat "$venv/.stamp-tree" 2>/dev/null) || where=
   if [ "$where" != "$tree" ]; then
+    say "installing $tree into $venv"
     "$python" -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e "$tree"
     printf '%s\n' "$tree" >"$venv/.stamp-tree"
   fi
