@@ -25,7 +25,7 @@ def why_not_slurm() -> str | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="demo.sh", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--keep", action="store_true", help="leave the sandbox and the run folder to look at")
+    parser.add_argument("--keep", action="store_true", help="leave the sandbox and the run folder to look at, also after a success")
     parser.add_argument("--local", action="store_true", help="four pretend nodes on this machine, no Slurm")
     parser.add_argument("--steps", type=int, default=160, help="length of the training (default: 160)")
     options = parser.parse_args()
@@ -48,16 +48,18 @@ def main() -> int:
     except DemoFailed as failure:
         wrong = [str(failure)]
         print(stage.evidence(), file=sys.stderr)
-        print(f"the run is in {story.record.run_dir}", file=sys.stderr)
     finally:
         if not options.keep:
             stage.close()
     for sentence in wrong:
         print(f"DEMO FAILED  {sentence}")
     if wrong:
+        print(f"the run is in {folder}", file=sys.stderr)
         return 1
     if options.keep:
         print(f"the run is in {story.record.run_dir}")
+    else:
+        shutil.rmtree(folder)
     print(last_line(result))
     return 0
 
