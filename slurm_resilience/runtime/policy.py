@@ -59,6 +59,9 @@ def budget_of(cause: Cause, budgets: BudgetConfig) -> int | None:
         return None
     if cause in (Cause.CONFIG_ERROR, Cause.APP_ERROR):
         return 0
+    if cause is Cause.UNKNOWN:
+        # Agents that heard nothing for a while, or a supervisor that stood still: what a cut that lasts longer is, too.
+        return budgets.node_lost
     return int(getattr(budgets, cause.value, budgets.rank_crash))
 
 

@@ -65,6 +65,11 @@ def faults(*causes: Cause, signature: str = "") -> History:
     return History(faults=[Fault(number, str(cause), "n1", signature) for number, cause in enumerate(causes)])
 
 
+def test_a_short_cut_counts_like_a_long_one() -> None:
+    """Agents that heard nothing for some seconds stop their ranks: the network, or the supervisor's host, nobody knows."""
+    assert budget_of(Cause.UNKNOWN, BudgetConfig(node_lost=7, rank_crash=1)) == 7
+
+
 @pytest.mark.parametrize(
     "cause", [Cause.RANK_CRASH, Cause.HANG, Cause.NODE_LOST, Cause.LAUNCH_FAILED, Cause.OOM, Cause.BAD_CHECKPOINT]
 )
