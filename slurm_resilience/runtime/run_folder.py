@@ -17,6 +17,8 @@ from slurm_resilience._clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import ConfigError, FormatError
 
 VERSION = 1
+# An empty file finds room on a full disk.
+_PROBE_BYTES = 4096
 RunState = Literal["running", "requeued", "complete", "failed", "cancelled"]
 
 
@@ -48,7 +50,7 @@ class RunFolder:
             self.logs.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
             probe = self.path / f".probe-{secrets.token_hex(4)}"
-            write_atomic(probe, b"", durable=False)
+            write_atomic(probe, bytes(_PROBE_BYTES), durable=False)
             probe.unlink()
         except OSError as error:
             raise ConfigError(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -68,3 +71,22 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_the_way_out(tmp_path: Pat
 
 def test_preparing_leaves_no_probe(folder: RunFolder) -> None:
     assert sorted(os.listdir(folder.path)) == ["checkpoints", "logs"]
+
+
+def test_a_folder_on_a_full_disk_is_refused_with_a_sentence(tmp_path: Path) -> None:
+    """A limit of file size stands for the disk: the kernel refuses the bytes, and not the name."""
+    program = textwrap.dedent(
+        f"""
+        import resource
+        from slurm_resilience.errors import ConfigError
+        from slurm_resilience.runtime.run_folder import RunFolder
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+        try:
+            RunFolder({os.fspath(tmp_path / "r")!r}).prepare()
+        except ConfigError as error:
+            raise SystemExit(0 if "cannot be written" in error.what else 1)
+        raise SystemExit(2)
+        """
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0
+    assert [path.name for path in (tmp_path / "r").iterdir() if path.is_file()] == []
