@@ -25,7 +25,7 @@ def why_not_slurm() -> str | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="demo.sh", description=__doc__, allow_abbrev=False)
-    parser.add_argument("--keep", action="store_true", help="leave the sandbox and the run folder to look at, also after a success")
+    parser.add_argument("--keep", action="store_true", help="leave sandbox and run folder to look at, also after a success")
     parser.add_argument("--local", action="store_true", help="four pretend nodes on this machine, no Slurm")
     parser.add_argument("--steps", type=int, default=160, help="length of the training (default: 160)")
     options = parser.parse_args()
