@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -62,7 +63,7 @@ def execute(args: argparse.Namespace) -> int:
     from slurm_resilience.submit.prepare import Work
 
     config = ResilienceConfig.load(args.config, overrides(args))
-    command = _findable(args.argv, wrapped=bool(args.wrap))
+    command = _findable(args.argv, wrapped=bool(args.wrap), chdir=slurm_options(args).get("chdir"))
     folder = Path(args.run_dir).absolute().parent if args.run_dir else args.folder
     executor = ResilientExecutor(folder, config=config, python=args.python, own_names=_OWN)
     executor.update_parameters(**slurm_options(args), signal_delay_s=args.signal_delay_s)
@@ -87,14 +88,29 @@ def slurm_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name[len(prefix) :]: value for name, value in vars(args).items() if name.startswith(prefix) and value is not None}
 
 
-def _findable(argv: list[str], *, wrapped: bool) -> tuple[str, ...]:
-    """The command, if this machine knows it: a typo should not wait in the queue.  Inside a wrapper only the wrapper knows."""
+def _findable(argv: list[str], *, wrapped: bool, chdir: str | None = None) -> tuple[str, ...]:
+    """The command, if this machine knows it: a typo should not wait in the queue.  Inside a wrapper only the wrapper knows.
+
+    A script that only the nodes can see is let through: one in a folder that is not here, or that is each machine's own.
+    """
+    from slurm_resilience.runtime.command import parse_python
+    from slurm_resilience.submit.folders import seen_by_nodes
+
     if not wrapped and shutil.which(argv[0]) is None:
         raise ConfigError(
             f"There is no command {argv[0]!r} here",
             evidence="it is not on PATH",
             remedy="give its full path, or activate the environment that has it: the job inherits it",
         )
+    python = None if wrapped else parse_python(argv)
+    if python is not None and python.form == "script":
+        script = Path(chdir or ".").absolute() / python.target
+        if os.access(script.parent, os.X_OK) and os.path.isdir(script.parent) and not os.path.lexists(script) and seen_by_nodes(script.parent):
+            raise ConfigError(
+                f"There is no script {python.target!r}",
+                evidence=f"{script.parent} is here, and {script.name} is not in it",
+                remedy="give its full path, or submit from its folder",
+            )
     return tuple(argv)
 
 

@@ -120,7 +120,7 @@ class ResilientExecutor(SlurmExecutor):
 
         Raises :class:`ConfigError` before anything is queued, :class:`SubmitError` when Slurm refuses.
         """
-        was_there = run_dir is not None and run_dir.exists()
+        was_there = run_dir is not None and os.path.exists(run_dir)
         path = run_dir or new_run_dir(self.folder, self.job_name)
         try:
             prepared = prepare(path, work, self.config, header=self.header(path), settings=self._settings(path, work))

@@ -25,22 +25,24 @@ def check_folder(folder: str | os.PathLike[str], *, shared: bool = True) -> Path
     """
     text = os.fspath(folder)
     bad = sorted({char for char in text if (ord(char) < 32 and char != "\t") or char in "\\\x7f"})
-    if bad and shared:
+    if bad and (shared or "\0" in bad):
         raise ConfigError(
             f"The folder {text!r} cannot be used",
             evidence=f"it holds {', '.join(map(repr, bad))}, which neither a batch script nor Slurm's log names can carry",
             remedy="choose a folder without line breaks and backslashes; spaces, quotes and accents are fine",
         )
-    path = Path(text).expanduser().absolute()
-    there = next(place for place in (path, *path.parents) if place.exists())
+    path = Path(text)
     try:
+        path = path.expanduser().absolute()
+        # os.path.exists also answers for places that we may not look into; Path.exists raises there.
+        there = next(place for place in (path, *path.parents) if os.path.exists(place))
         if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
             raise PermissionError(f"{there} may not be written, or is no folder")
         if there == path:
             probe = path / f".probe-{secrets.token_hex(4)}"
             probe.touch(exist_ok=False)
             probe.unlink()
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: ~somebody who is not here
         raise unwritable(path, error) from error
     if shared:
         kind = file_system(there)
@@ -57,7 +59,13 @@ def check_folder(folder: str | os.PathLike[str], *, shared: bool = True) -> Path
     return path
 
 
-def unwritable(path: Path, error: OSError) -> ConfigError:
+def seen_by_nodes(folder: Path) -> bool:
+    """What this folder holds here it holds there too, as far as one can tell: no machine has one of its own in its place."""
+    own = any(folder.is_relative_to(place) for place in _USUALLY_LOCAL)
+    return not own and file_system(folder) not in _NODE_LOCAL
+
+
+def unwritable(path: Path, error: Exception) -> ConfigError:
     """The error for a folder that cannot be written."""
     return ConfigError(
         f"The folder {path} cannot be written",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.submit.folders import check_folder, file_system, new_run_dir
+from slurm_resilience.submit.folders import check_folder, file_system, new_run_dir, seen_by_nodes
 
 
 @pytest.fixture
@@ -94,3 +95,52 @@ def test_a_new_folder_for_every_run(plain: Path) -> None:
 def test_mount_points_with_spaces_are_read(plain: Path) -> None:
     assert file_system(Path("/proc/self")) == "proc"
     assert file_system(plain) != ""
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    "folder", ["/closed/nope", "~nobody-of-this-name/x", "/x" * 3000, "/" + "n" * 300 + "/x", "/proc/1/nope"]
+)
+def test_what_may_not_be_looked_into_is_refused_like_all_else(
+    folder: str, shared: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root may look everywhere: the kernel's refusal is put where an ordinary user meets it."""
+    real = os.stat
+
+    def stat(path: Any, **how: Any) -> os.stat_result:
+        if os.fspath(path).startswith("/closed/"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path, **how)
+
+    monkeypatch.setattr(os, "stat", stat)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check_folder(folder, shared=shared)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="becomes another user")
+def test_as_an_ordinary_user_in_a_folder_of_root(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            os.setuid(65534)
+            check_folder(closed / "nope", shared=False)
+        except ConfigError:
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_name_with_a_zero_byte_is_refused_everywhere() -> None:
+    with pytest.raises(ConfigError, match="cannot be used"):
+        check_folder("a\0b", shared=False)
+
+
+def test_which_folders_the_nodes_see_as_we_do() -> None:
+    assert seen_by_nodes(Path("/usr"))
+    assert not seen_by_nodes(Path("/tmp/x"))
+    assert not seen_by_nodes(Path("/proc"))
