@@ -149,9 +149,22 @@ class SandboxError(ResilienceError):
     """The sandbox cannot be started, stopped or hurt as asked."""
 
 
+class SandboxMisuse(SandboxError):
+    """What was asked for cannot be done to the sandbox as it stands: it is not up, not root's, or so already."""
+
+    exit_code = ExitCode.CONFIG_ERROR
+
+
+_MOST_BESIDE_A_HINT = 12
+_ALIKE = 0.7
+
+
 def nearest(word: str, valid: Iterable[str]) -> str:
-    """The sentence that helps after a typo: the nearest valid word first, then all of them."""
+    """The sentence that helps after a typo: the nearest valid word first, then the others unless they would bury it."""
     words = sorted(valid)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    bare = {each.lstrip("-") or each: each for each in reversed(words)}  # dashes would make all options alike
+    close = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=_ALIKE)
+    if close and len(words) > _MOST_BESIDE_A_HINT:
+        return f"did you mean {bare[close[0]]!r}?"
+    hint = f"did you mean {bare[close[0]]!r}? " if close else ""
     return f"{hint}valid: {', '.join(words)}"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slurm_resilience import __version__
-from slurm_resilience.errors import ExitCode, ResilienceError, nearest
+from slurm_resilience.errors import ConfigError, ExitCode, ResilienceError, nearest
 
 # name -> (module with configure(parser) and execute(args) -> int, one line for --help)
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -34,7 +34,9 @@ class _Parser(argparse.ArgumentParser):
             word = message.removeprefix(prefix).split()[0]
             options = [o for action in self._actions for o in action.option_strings]
             if word.startswith("-") and options:
-                message = f"unknown option {word!r}: {nearest(word.split('=')[0], options)}"
+                hint = nearest(word.split("=")[0], options)
+                # Without a guess, --help is the better list: it says what each option is for.
+                message = f"unknown option {word!r}" + (f": {hint}" if hint.startswith("did you mean") else "")
         choice = re.fullmatch(r"argument (.+): invalid choice: '(.+)' \(choose from (.+)\)", message)
         if choice:
             words = [option.strip(" '") for option in choice.group(3).split(",")]
@@ -84,6 +86,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ResilienceError as error:
         print(f"slurm-resilience {name}: {error}", file=sys.stderr)
         return error.exit_code
+    except PermissionError as error:
+        if error.filename is None:
+            raise
+        refused = ConfigError(f"You may not use {error.filename}", evidence=f"{type(error).__name__}: {error}")
+        print(f"slurm-resilience {name}: {refused}", file=sys.stderr)
+        return refused.exit_code
     except BrokenPipeError:
         sys.stderr.close()
         return ExitCode.OK

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from slurm_resilience.errors import ConfigError, SandboxError, nearest
+from slurm_resilience.errors import ConfigError, SandboxError, SandboxMisuse, nearest
 from slurm_resilience.sandbox import configuration, lifecycle, node, packages, processes, services, state
 from slurm_resilience.sandbox.configuration import Cluster
 from slurm_resilience.sandbox.layout import CONTROL, LOGIN, ROOT, Layout, node_names
@@ -178,7 +178,7 @@ class Sandbox:
         """The command line that does what :meth:`exec` does, for subprocess.Popen or os.execv of your own."""
         target = self.host(host)
         if not target.alive():
-            raise SandboxError(f"{host} is switched off", remedy=f"slurm-resilience sandbox fault power-on {host}")
+            raise SandboxMisuse(f"{host} is switched off", remedy=f"slurm-resilience sandbox fault power-on {host}")
         try:
             environment = node.login_environment(self.layout, user, env)
         except KeyError:
@@ -314,7 +314,7 @@ def _refuse_other_shape(layout: Layout, current: Cluster, wanted: Cluster) -> No
         if getattr(current, name) != getattr(wanted, name)
     ]
     if differing:
-        raise SandboxError(
+        raise SandboxMisuse(
             f"The sandbox {layout.name} runs already, and differently: {'; '.join(differing)}",
             evidence=str(layout.state_file),
             remedy=f"slurm-resilience sandbox down --name {layout.name}, or take another --name",

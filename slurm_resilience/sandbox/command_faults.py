@@ -7,7 +7,7 @@ import pwd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurm_resilience.errors import ConfigError, SandboxError, nearest
+from slurm_resilience.errors import ConfigError, SandboxError, SandboxMisuse, nearest
 from slurm_resilience.sandbox import configuration, disks, lifecycle, node, packages
 from slurm_resilience.sandbox.layout import CONTROL, Layout
 from slurm_resilience.sandbox.state import HostState, State, locked
@@ -29,7 +29,7 @@ def break_command(sandbox: Sandbox, _targets: list[str], options: dict[str, Any]
         state = lifecycle.existing(sandbox.layout)
         if options["off"]:
             if command not in state.broken_commands:
-                raise SandboxError(
+                raise SandboxMisuse(
                     f"{command} is not broken", evidence=f"broken: {', '.join(state.broken_commands) or 'nothing'}"
                 )
             _mend(sandbox.layout, state, command)
@@ -115,7 +115,7 @@ def _make_disk(layout: Layout, state: State, path: Path, size: str) -> None:
     from slurm_resilience.sandbox import kernel
 
     if str(path) in state.disks:
-        raise SandboxError(f"{path} is a small disk already")
+        raise SandboxMisuse(f"{path} is a small disk already")
     account = pwd.getpwnam(lifecycle.USER)
     disks.create(layout, path, disks.size_bytes(size), account.pw_uid, account.pw_gid)
     state.disks.append(str(path))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from slurm_resilience.errors import ConfigError, SandboxError
+from slurm_resilience.errors import ConfigError, SandboxError, SandboxMisuse
 from slurm_resilience.sandbox.records import fields
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def preempt(sandbox: Sandbox, _targets: list[str], options: dict[str, Any]) -> d
         raise ConfigError(f"--nodes {count}: the sandbox has {len(sandbox.nodes)} nodes")
     before = {job["JobId"]: job for job in _jobs(sandbox) if job.get("Partition") == "low" and job.get("JobState") == "RUNNING"}
     if not before:
-        raise SandboxError("There is nothing to preempt", evidence="no job runs in the partition low")
+        raise SandboxMisuse("There is nothing to preempt", evidence="no job runs in the partition low")
     script = f"exec sleep {options['seconds']:g}"
     argv = ["sbatch", "--parsable", "--partition=high", f"--nodes={count}", "--exclusive", "--job-name=sandbox-preempt"]
     argv += ["--output=/dev/null", "--no-requeue", f"--wrap={script}"]

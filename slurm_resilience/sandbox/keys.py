@@ -100,6 +100,6 @@ def _find(word: str, words: frozenset[str], key: str) -> str:
     where = "a partition of slurm.conf" if words is PARTITION else "slurm.conf"
     import difflib
 
-    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     hint = f"did you mean {by_lower[close[0]]!r}?" if close else "see slurm.conf(5)"
     raise ConfigError(f"unknown setting {key!r}: {hint}", evidence=f"it is no key of {where}")

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from slurm_resilience._clock import boot_id
-from slurm_resilience.errors import SandboxError
+from slurm_resilience.errors import SandboxError, SandboxMisuse
 from slurm_resilience.sandbox import configuration, disks, freezer, network, node, packages, processes, services
 from slurm_resilience.sandbox.configuration import Cluster
 from slurm_resilience.sandbox.layout import CONTROL, LOGIN, Layout, hosts_text
@@ -43,7 +43,7 @@ def why_not(*, accounting: bool = True) -> str | None:
 def require_root() -> None:
     """Raises :class:`SandboxError` unless this process may make namespaces for real."""
     if os.geteuid() != 0:
-        raise SandboxError(
+        raise SandboxMisuse(
             "The sandbox needs root",
             evidence=f"this process runs as uid {os.geteuid()}",
             remedy="use sudo; jobs in it still run as an ordinary user. Without root, `run --local N` rehearses without Slurm",
@@ -164,7 +164,7 @@ def existing(layout: Layout) -> State:
     """The state of a sandbox that is up.  Raises :class:`SandboxError` when it is not."""
     state = load(layout) if layout.state_file.exists() else None
     if state is None or state.phase != "up":
-        raise SandboxError(
+        raise SandboxMisuse(
             f"The sandbox {layout.name} is not up",
             evidence=f"{layout.state_file} is not there" if state is None else f"{layout.state_file} says {state.phase!r}",
             remedy=f"slurm-resilience sandbox up --name {layout.name}",

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurm_resilience.errors import SandboxError
+from slurm_resilience.errors import SandboxError, SandboxMisuse
 from slurm_resilience.sandbox import command_faults, freezer, lifecycle, network, node, packages, processes
 from slurm_resilience.sandbox.processes import Process
 from slurm_resilience.sandbox.records import fields, in_service, in_touch
@@ -36,7 +36,7 @@ def changing(sandbox: Sandbox) -> Iterator[State]:
 def _on(state: State, name: str) -> HostState:
     host = state.hosts[name]
     if not host.alive():
-        raise SandboxError(
+        raise SandboxMisuse(
             f"{name} is off", evidence=f"its init (process {host.pid}) is not there",
             remedy=f"slurm-resilience sandbox fault power-on {name}",
         )  # fmt: skip
@@ -63,7 +63,7 @@ def power_on(sandbox: Sandbox, names: list[str], options: dict[str, Any]) -> dic
         for name in names:
             old = state.hosts[name]
             if old.alive():
-                raise SandboxError(f"{name} is on already", evidence=f"its init is process {old.pid}")
+                raise SandboxMisuse(f"{name} is on already", evidence=f"its init is process {old.pid}")
             if not same_boot and old.clock_offset_s is None:
                 raise SandboxError(
                     f"{name} cannot have a new boot time",
@@ -109,7 +109,7 @@ def cut(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict[st
         for name in names:
             host = _on(state, name)
             if host.cut:
-                raise SandboxError(f"{name} is cut off already", remedy=f"slurm-resilience sandbox fault heal {name}")
+                raise SandboxMisuse(f"{name} is cut off already", remedy=f"slurm-resilience sandbox fault heal {name}")
             network.set_link(sandbox.layout, name, up=False)
             host.cut = True
     return {}
@@ -131,7 +131,7 @@ def freeze(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict
         for name in names:
             host = _on(state, name)
             if host.frozen:
-                raise SandboxError(f"{name} is frozen already", remedy=f"slurm-resilience sandbox fault thaw {name}")
+                raise SandboxMisuse(f"{name} is frozen already", remedy=f"slurm-resilience sandbox fault thaw {name}")
             host.stopped_before = freezer.freeze(host.pid, host.cgroup)
             host.frozen = True
     return {}
@@ -143,7 +143,7 @@ def thaw(sandbox: Sandbox, names: list[str], _options: dict[str, Any]) -> dict[s
         for name in names:
             host = _on(state, name)
             if not host.frozen:
-                raise SandboxError(f"{name} is not frozen")
+                raise SandboxMisuse(f"{name} is not frozen")
             _thaw(host)
     return {}
 
@@ -198,7 +198,7 @@ def restart_slurmd(sandbox: Sandbox, names: list[str], _options: dict[str, Any])
         hosts = [_on(state, name) for name in names]
         for host in hosts:
             if _slurmds(host):
-                raise SandboxError(f"slurmd runs on {host.name} already")
+                raise SandboxMisuse(f"slurmd runs on {host.name} already")
         since = _next_second()
         for host in hosts:
             _start_slurmd(sandbox, host)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from slurm_resilience.errors import SandboxError
+from slurm_resilience.errors import SandboxMisuse
 from slurm_resilience.sandbox import lifecycle, services
 from slurm_resilience.sandbox.layout import CONTROL
 from slurm_resilience.sandbox.state import locked
@@ -27,7 +27,7 @@ def restart_controller(sandbox: Sandbox, _targets: list[str], _options: dict[str
         state = lifecycle.existing(sandbox.layout)
         control = state.hosts[CONTROL]
         if "slurmctld" in services.running(control):
-            raise SandboxError("slurmctld runs already", evidence=f"process {services.running(control)['slurmctld'].pid}")
+            raise SandboxMisuse("slurmctld runs already", evidence=f"process {services.running(control)['slurmctld'].pid}")
         services.start_slurmctld(sandbox.layout, control)
         pid = services.running(control)["slurmctld"].pid
     return {"pid": pid}

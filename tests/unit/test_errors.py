@@ -42,3 +42,9 @@ def test_causes_are_plain_words_in_events() -> None:
 def test_nearest_names_the_likely_word_first() -> None:
     assert nearest("chekpoints", ["run", "checkpoints"]) == "did you mean 'checkpoints'? valid: checkpoints, run"
     assert nearest("zzz", ["run"]) == "valid: run"
+
+
+def test_a_guess_is_not_buried_under_a_hundred_names_and_dashes_are_no_likeness() -> None:
+    many = [f"--option-{number}" for number in range(90)]
+    assert nearest("--foldr", ["--folder", *many]) == "did you mean '--folder'?"
+    assert nearest("--bogus", ["--nodes", "--help"]) == "valid: --help, --nodes"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from slurm_resilience import __version__, cli
+from slurm_resilience.cli.submit import _findable
 from slurm_resilience.errors import ConfigError, ExitCode
+from slurm_resilience.submit.folders import seen_by_nodes
 
 
 @pytest.fixture
@@ -94,3 +97,44 @@ def test_interrupt_is_130(command: types.ModuleType) -> None:
 
     command.execute = execute  # type: ignore[attr-defined]
     assert cli.main(["probe"]) == 130
+
+
+def test_a_place_that_may_not_be_looked_at_is_an_error_and_no_traceback(
+    command: types.ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def execute(args: argparse.Namespace) -> int:
+        raise PermissionError(13, "Permission denied", "/root/nope")
+
+    command.execute = execute  # type: ignore[attr-defined]
+    assert cli.main(["probe"]) == ExitCode.CONFIG_ERROR
+    assert capsys.readouterr().err.startswith("slurm-resilience probe: You may not use /root/nope.")
+
+
+def test_an_option_that_is_like_no_other_is_not_guessed_and_a_guess_is_not_buried(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for word, hint in (("--bogus", ""), ("--foldr", "did you mean '--folder'?")):
+        with pytest.raises(SystemExit):
+            cli.main(["submit", word, "x", "--", "python"])
+        first, *_ = capsys.readouterr().err.splitlines()
+        assert first == f"slurm-resilience submit: unknown option {word!r}" + (f": {hint}" if hint else "")
+
+
+def test_what_cannot_be_done_to_a_sandbox_is_no_fault_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["sandbox", "exec", "--name", "nosuch", "--", "true"]) == ExitCode.CONFIG_ERROR
+    assert "not up" in (said := capsys.readouterr().err) or "needs root" in said
+
+
+def test_a_script_that_is_not_there_is_not_queued(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Path(__file__).parent
+    if not seen_by_nodes(here):
+        pytest.skip("not run: the tests lie in a place that each machine has of its own")
+    monkeypatch.chdir(here)
+    for words in ([str(here / "nope.py")], ["nope.py"], ["-u", "./nope.py"]):
+        assert cli.main(["submit", "--dry-run", "--", sys.executable, *words]) == ExitCode.CONFIG_ERROR
+        assert "There is no script" in capsys.readouterr().err
+    there = [[str(here / "no-such-folder" / "x.py")], ["/tmp/only-on-the-node.py"], [Path(__file__).name], ["-m", "nope"]]
+    for words in there:
+        assert _findable([sys.executable, *words], wrapped=False) == (sys.executable, *words)
+    assert _findable([sys.executable, "nope.py"], wrapped=True)
+    assert _findable([sys.executable, Path(__file__).name], wrapped=False, chdir=str(here))
