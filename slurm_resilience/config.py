@@ -60,7 +60,7 @@ class BudgetConfig(_Section):
     hang: int = Field(default=3, ge=0)
     node_lost: int = Field(default=10, ge=0)
     launch_failed: int = Field(default=3, ge=0)
-    bad_checkpoint: int = Field(default=3, ge=0)
+    bad_checkpoint: int = Field(default=0, ge=0)
     oom: int = Field(default=2, ge=0)
 
 

@@ -219,7 +219,11 @@ class Attempt:
             self._raised_at = self._raised_at or now
             kind, message = str(fact.fields.get("type", "")), str(fact.fields.get("message", ""))
             at = step if isinstance(step, int) else None
-            self.evidence.exception(t=fact.t, node=node, rank=fact.rank, kind=kind, message=message, step=at)
+            code = fact.fields.get("exit_code")
+            code = code if isinstance(code, int) else None
+            self.evidence.exception(
+                t=fact.t, node=node, rank=fact.rank, kind=kind, message=message, step=at, exit_code=code
+            )  # fmt: skip
             self._exceptions += 1
             if self._exceptions > _MOST_EXCEPTIONS:
                 return []

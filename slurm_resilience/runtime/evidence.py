@@ -21,7 +21,14 @@ _ECHO = re.compile(
 _OOM = re.compile(r"out of memory|outofmemory|memoryerror|cannot allocate memory", re.IGNORECASE)
 _ADDRESS = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
 _CAUSE_OF_CODE = {int(code): cause for cause, code in EXIT_CODE_OF.items() if cause is not Cause.UNKNOWN}
-_CAUSE_OF_TYPE = {"ConfigError": Cause.CONFIG_ERROR, "NoValidCheckpoint": Cause.BAD_CHECKPOINT}
+_CAUSE_OF_TYPE = {
+    "ConfigError": Cause.CONFIG_ERROR,
+    "NoValidCheckpoint": Cause.BAD_CHECKPOINT,
+    "MismatchedCheckpoint": Cause.BAD_CHECKPOINT,
+}
+# Errors of ours about checkpoints that another attempt may get over: a disk that fails, a leftover of an older attempt.
+_MAY_PASS = frozenset({"CheckpointError", "Fenced", "RestoreFailed", "IndexInconsistent", "SaveInFlight"})
+_TOLD_BY_CODE = (Cause.CONFIG_ERROR, Cause.BAD_CHECKPOINT)
 
 
 @dataclass(frozen=True)
@@ -48,13 +55,15 @@ class Evidence:
         self._ends: dict[int, Origin] = {}
         self._left: list[Origin] = []
 
-    def exception(self, *, t: float, node: str, rank: int, kind: str, message: str, step: int | None) -> None:
-        """A rank's own account of its end; its first one stands for its exit too."""
+    def exception(
+        self, *, t: float, node: str, rank: int, kind: str, message: str, step: int | None, exit_code: int | None = None
+    ) -> None:
+        """A rank's own account of its end; its first one stands for its exit too.  ``exit_code``: of an error of ours."""
         detail = f"{kind}: {message}".strip().rstrip(":")
-        cause = Cause.OOM if _OOM.search(detail) else _CAUSE_OF_TYPE.get(kind.rpartition(".")[2], Cause.RANK_CRASH)
+        cause = _cause_of(kind.rpartition(".")[2], detail, exit_code)
         echo = cause is Cause.RANK_CRASH and _ECHO.search(detail) is not None
         signature = "" if echo or cause is not Cause.RANK_CRASH else _ADDRESS.sub("0x", f"{detail[:500]} at step {step}")
-        where = "" if step is None else f" (after step {step})"
+        where = "" if step is None or step < 0 else f" (after step {step})"
         self._said.setdefault(rank, Origin(cause, t, node, rank, f"{detail}{where}", signature, echo))
 
     def exit(self, *, t: float, node: str, rank: int, code: int, signal: str, tail: Sequence[str]) -> None:
@@ -90,3 +99,13 @@ class Evidence:
         if first is not None and first.echo and self._left:
             return min(self._left, key=lambda clue: clue.since)
         return first
+
+
+def _cause_of(name: str, detail: str, exit_code: int | None) -> Cause:
+    """What an exception means.  Errors of ours say it by their exit code, whatever they are called."""
+    told = _CAUSE_OF_CODE.get(exit_code) if exit_code is not None and name not in _MAY_PASS else None
+    if told in _TOLD_BY_CODE:
+        return told
+    if name in _CAUSE_OF_TYPE:
+        return _CAUSE_OF_TYPE[name]
+    return Cause.OOM if _OOM.search(detail) else Cause.RANK_CRASH

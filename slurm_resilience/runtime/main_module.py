@@ -140,11 +140,15 @@ def report_exception(error: BaseException, *, facts: str, page: str, attempt: in
     import traceback
 
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))[-16_000:]
-    step = -1
+    step = -1  # none was completed
     with contextlib.suppress(OSError, struct.error), open(page, "rb") as file:
         file.seek(_STEP_AT)
         (step,) = struct.unpack("<q", file.read(8))
-    fields = {"type": type(error).__qualname__, "message": str(error)[:4_000], "traceback": text, "step": step}
+    fields: dict[str, Any] = {"type": type(error).__qualname__, "message": str(error)[:4_000], "traceback": text}
+    if step >= 0:
+        fields["step"] = step
+    if any(kind.__module__ == "slurm_resilience.errors" for kind in type(error).__mro__):
+        fields["exit_code"] = int(error.exit_code)  # type: ignore[attr-defined]  # this file may not import the class
     raw = json.dumps({"kind": "exception", "attempt": attempt, "rank": rank, "fields": fields}).encode()[:_MAX_FACT_BYTES]
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.settimeout(1.0)

@@ -77,7 +77,7 @@ def decide_warned(cause: Cause, detail: str, *, already_requeued: bool, can_requ
     job back to life.  Source: facts measured on Slurm 22.05, ``requeuehold`` answers 0 for a job in mid-cancel.
     """
     code = EXIT_CODE_OF[cause]
-    why = f"{str(cause).replace('_', ' ')} ({detail})"
+    why = f"{str(cause).replace('_', ' ')} ({detail})" if detail else str(cause).replace("_", " ")
     if already_requeued:
         return Decision(
             "requeue", f"{why}: Slurm has requeued the job already, the run goes on in its next allocation", (), cause, code
@@ -104,7 +104,7 @@ def _give_up(history: History, now: Situation, config: ResilienceConfig) -> Deci
         return Decision("stop", reason, (), Cause.APP_ERROR, ExitCode.APP_ERROR)
     budget = budget_of(now.fault, config.budgets)
     used = history.count(now.fault)
-    if budget == 0 and now.fault in (Cause.CONFIG_ERROR, Cause.APP_ERROR):
+    if budget == 0 and now.fault in (Cause.CONFIG_ERROR, Cause.APP_ERROR, Cause.BAD_CHECKPOINT):
         reason = f"{now.detail}: trying again would end the same way"
         return Decision("stop", reason, (), now.fault, EXIT_CODE_OF[now.fault])
     if budget is not None and used > budget:

@@ -121,3 +121,29 @@ def test_our_own_header_is_not_taken_for_a_rank_s_last_words() -> None:
 def test_without_a_clue_there_is_no_origin() -> None:
     assert Evidence().origin() is None
     assert not Evidence().seen
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "cause"),
+    [
+        ("ConfigErrorOfALaterRelease", 78, Cause.CONFIG_ERROR),
+        ("MismatchedCheckpoint", 84, Cause.BAD_CHECKPOINT),
+        ("MismatchedCheckpoint", None, Cause.BAD_CHECKPOINT),
+        ("UntrustedCheckpoint", 84, Cause.BAD_CHECKPOINT),
+        ("RestoreFailed", 84, Cause.RANK_CRASH),
+        ("Fenced", 84, Cause.RANK_CRASH),
+        ("LaunchError", 89, Cause.RANK_CRASH),
+    ],
+)
+def test_an_error_of_ours_says_by_its_code_what_it_means(kind: str, code: int | None, cause: Cause) -> None:
+    clue = ("exception", {"t": 1.0, "rank": 0, "kind": kind, "exit_code": code, "message": "allocator ran out of memory?"})
+    found = origin(("exception", {**clue[1], "message": "of another model"}))
+    assert found.cause is cause
+    assert (found.signature == "") is (cause is not Cause.RANK_CRASH)
+    if cause is not Cause.RANK_CRASH:
+        assert origin(clue).cause is cause
+
+
+def test_where_no_step_was_taken_none_is_named() -> None:
+    for step in (-1, None):
+        assert "step" not in origin(("exception", {"t": 1.0, "rank": 0, "step": step})).detail

@@ -70,12 +70,10 @@ def test_a_short_cut_counts_like_a_long_one() -> None:
     assert budget_of(Cause.UNKNOWN, BudgetConfig(node_lost=7, rank_crash=1)) == 7
 
 
-@pytest.mark.parametrize(
-    "cause", [Cause.RANK_CRASH, Cause.HANG, Cause.NODE_LOST, Cause.LAUNCH_FAILED, Cause.OOM, Cause.BAD_CHECKPOINT]
-)
+@pytest.mark.parametrize("cause", [Cause.RANK_CRASH, Cause.HANG, Cause.NODE_LOST, Cause.LAUNCH_FAILED, Cause.OOM])
 def test_each_cause_has_a_budget_of_its_own(cause: Cause) -> None:
     budget = budget_of(cause, BudgetConfig())
-    assert budget is not None
+    assert budget
     situation = at_rest("n1 n2 n3 n4", fault=cause)
     assert decide(faults(*[cause] * budget), situation, config()).action == "launch"
     over = decide(faults(*[cause] * (budget + 1)), situation, config())
@@ -144,3 +142,10 @@ def test_evidence_is_added_to_a_reason_only_where_there_is_some() -> None:
     decision = Decision("stop", "too few")
     assert decision.because("").reason == "too few"
     assert decision.because("n2: no route").reason == "too few (n2: no route)"
+
+
+def test_a_bad_checkpoint_is_tried_again_only_where_somebody_asked_for_it() -> None:
+    situation = at_rest("n1 n2 n3 n4", fault=Cause.BAD_CHECKPOINT)
+    over = decide(faults(Cause.BAD_CHECKPOINT), situation, config())
+    assert (over.action, over.exit_code) == ("stop", ExitCode.BAD_CHECKPOINT)
+    assert decide(faults(Cause.BAD_CHECKPOINT), situation, config(budgets={"bad_checkpoint": 1})).action == "launch"
