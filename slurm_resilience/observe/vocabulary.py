@@ -39,7 +39,7 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
     "launched_cold": Meaning("A node's ranks were not forked but started anew.", ("node", "reason")),
     "ranks_launched": Meaning("Every node has started its ranks.", ("world", "warm", "seconds", "pids")),
     "rank_exited_early": Meaning("A rank ended with code 0 before its work was done.", ("node", "rank", "step")),
-    "stop_deadline_passed": Meaning("Ranks did not end in the time that they had.", ("ended", "world")),
+    "stop_deadline_passed": Meaning("Ranks did not end in the time that they had.", ("ended", "saved", "world")),
     "attempt_stopped": Meaning(
         "Nothing of the attempt is alive on the nodes that can be reached.",
         ("fault", "cause", "signature", "signal", "saved", "step", "node", "rank", "detail"),

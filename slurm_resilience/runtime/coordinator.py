@@ -32,6 +32,7 @@ from slurm_resilience.runtime.spec import RunSpec
 _AFTER_FREEZE_S = 3.0
 _PREPARE_S = 60.0
 _REKILL_S = 2.0
+_STATUS_EVERY_S = 5.0
 _UNSTOPPABLE_S = 30.0
 _MOST_LOSSES_TO_GROW = 3
 
@@ -86,7 +87,8 @@ class Coordinator:
         self._told_to_wait = False
         self._saves = 0
         self._ordered: tuple[float | None, str] | None = None
-        self._since = self._killed_at = self._idle_since = self._out.now
+        self._status_step: int | None = None
+        self._since = self._killed_at = self._idle_since = self._status_at = self._out.now
         self._on: dict[State, Callable[[], None]] = {
             State.GATHERING: self._on_gathering, State.ADOPTING: self._on_adopting, State.PREPARING: self._on_preparing,
             State.RUNNING: self._on_running, State.ENDING: self._on_ending, State.STOPPING: self._on_stopping,
@@ -127,6 +129,7 @@ class Coordinator:
         # Thousands of agents that join one by one are looked at together.
         if self.state is not State.GATHERING or isinstance(heard, i.Tick):
             self._advance()
+        self._note_step()
         self.scene.committed = False
         return self._out.take()
 
@@ -219,7 +222,8 @@ class Coordinator:
         done = attempt.all_ended or (self._after is After.GROW and attempt.facts.said_by_all("stopped"))
         if done or wall >= until:
             if not done:
-                self._out.record("stop_deadline_passed", ended=len(attempt.exits), world=attempt.world)
+                saved = attempt.facts.count("stopped")
+                self._out.record("stop_deadline_passed", ended=len(attempt.exits), saved=saved, world=attempt.world)
             self._stop_ranks(self._after)
         else:
             self._order_stop()
@@ -382,6 +386,15 @@ class Coordinator:
         step = self.scene.attempt.reached if self.scene.attempt is not None else None
         self._enter(State.LEAVING)
         self.farewell = Farewell(self._out, self.fleet, self.spec, decision, step=step)
+
+    def _note_step(self) -> None:
+        """Keep the step in ``state.json`` current, to a few seconds and to the checkpoint."""
+        step = self.scene.attempt.reached if self.scene.attempt is not None else None
+        if self.state is not State.RUNNING or step is None or step == self._status_step:
+            return
+        if self.scene.committed or self._out.now - self._status_at >= _STATUS_EVERY_S:
+            self._status_step, self._status_at = step, self._out.now
+            self._out.put(i.WriteStatus(RunStatus("running", step=step)))
 
     # --- small things -------------------------------------------------------------------------------------------------
 

@@ -29,6 +29,10 @@ class Facts:
         """Any rank has said this."""
         return kind in self._said
 
+    def count(self, kind: str) -> int:
+        """How many ranks have said this."""
+        return len(self._said.get(kind, ()))
+
     def said_by_all(self, kind: str) -> bool:
         """Every rank has said this."""
         return len(self._said.get(kind, ())) == self._world

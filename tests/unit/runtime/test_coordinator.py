@@ -621,3 +621,30 @@ def test_one_that_is_superseded_says_nothing_more() -> None:
     stage.pass_(5)
     assert len(stage.events) == before
     assert not any(isinstance(out, i.Send) and isinstance(out.message, m.Quit) for out in stage.outputs)
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [("MismatchedCheckpoint", ExitCode.BAD_CHECKPOINT), ("ConfigError", ExitCode.CONFIG_ERROR)]
+)
+def test_a_checkpoint_of_another_model_is_not_tried_twice(kind: str, code: ExitCode) -> None:
+    stage = Stage(2).running()
+    stage.everywhere("exception", type=kind, message="of another model", step=-1, exit_code=int(code))
+    stage.kill_rank("n1", code=1, signal="")
+    stage.pass_(5)
+    assert stage.exit_code == code
+    assert stage.count("attempt_started") == 1
+    assert "again" in stage.last("run_failed")["reason"]
+    assert "step -1" not in str(stage.events)
+
+
+def test_the_state_names_the_step_while_it_runs() -> None:
+    stage = Stage(2).running()
+    assert stage.statuses[-1].step is None
+    stage.fact("n1", 0, "checkpoint_committed", step=10, name="c", bytes=1, seconds=0.1)
+    assert (stage.statuses[-1].state, stage.statuses[-1].step) == ("running", 10)
+    count = len(stage.statuses)
+    for step in range(11, 31):
+        stage.fact("n1", 0, "step_reported", step=step)
+    assert len(stage.statuses) == count
+    stage.pass_(6)
+    assert stage.statuses[-1].step == 30

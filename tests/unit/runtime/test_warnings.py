@@ -155,7 +155,7 @@ def test_what_could_not_be_saved_in_time_is_killed_in_time() -> None:
     assert stage.live_ranks
     stage.pass_(1.0)
     assert not stage.live_ranks
-    assert stage.last("stop_deadline_passed")["ended"] == 0
+    assert (stage.last("stop_deadline_passed")["ended"], stage.last("stop_deadline_passed")["saved"]) == (0, 0)
     assert stage.last("attempt_stopped")["saved"] is False
     assert stage.exit_code == ExitCode.REQUEUED
 
