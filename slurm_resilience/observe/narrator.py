@@ -9,6 +9,7 @@ from typing import Any
 from slurm_resilience.observe.incidents import Incident, Incidents
 
 _EVERY_S = 10.0
+_LONG_CHARS = 60
 
 
 class Narrator:
@@ -20,6 +21,8 @@ class Narrator:
         self._last_checkpoint_t = float("-inf")
         self._last_step: tuple[float, int] | None = None
         self._told_exception_of = -1
+        self._told_texts: list[str] = []
+        self._untold_checkpoints: list[Any] = []
         self._joined: set[str] = set()
         self._nodes: list[str] = []
 
@@ -35,8 +38,22 @@ class Narrator:
         told = [teller(event)] if teller is not None else []
         if recovered is not None:
             told.append(recovery(recovered))
+        told = [self._only_once(line) for line in told]
+        if any(told):
+            self._remember(event)
         stamp = time.strftime("%H:%M:%S", time.gmtime(event["t"]))
         return [f"{stamp}  {line}" for line in told if line]
+
+    def _only_once(self, line: str) -> str:
+        """A long message that was told before is only referred to: five copies of it hide what is new."""
+        for text in self._told_texts:
+            line = line.replace(text, "as told above")
+        return line
+
+    def _remember(self, event: Mapping[str, Any]) -> None:
+        text = str(event.get("message" if event["event"] == "exception" else "detail") or "")
+        if event["event"] in ("exception", "fault_detected") and len(text) >= _LONG_CHARS and text not in self._told_texts:
+            self._told_texts = [*self._told_texts[-7:], text]
 
     def _run_started(self, event: Mapping[str, Any]) -> str:
         return f"run {event.get('run_id')}: {' '.join(map(str, event.get('argv', [])))}"
@@ -120,11 +137,13 @@ class Narrator:
 
     def _checkpoint_committed(self, event: Mapping[str, Any]) -> str:
         if event["t"] - self._last_checkpoint_t < self._every_s:
+            self._untold_checkpoints.append(event.get("step"))
             return ""
         self._last_checkpoint_t = float(event["t"])
+        untold, self._untold_checkpoints = self._untold_checkpoints, []
         size = f", {event['bytes'] / 1e6:.1f} MB" if isinstance(event.get("bytes"), int | float) else ""
         took = f" in {event['seconds']:.2f} s" if isinstance(event.get("seconds"), int | float) else ""
-        return f"checkpoint {event.get('name')} at step {event.get('step')} committed{took}{size}"
+        return f"checkpoint {event.get('name')} at step {event.get('step')} committed{took}{size}{_since(untold)}"
 
     def _checkpoint_failed(self, event: Mapping[str, Any]) -> str:
         return f"the checkpoint at step {event.get('step')} failed: {event.get('error')}; training goes on, older ones stand"
@@ -151,14 +170,18 @@ class Narrator:
         return f"why: {event['cause']} ({event.get('detail')}); {max(0.0, left):.0f} s left"
 
     def _stop_deadline_passed(self, event: Mapping[str, Any]) -> str:
-        return f"only {event['ended']} of {event['world']} ranks had saved and ended in time; the others are killed"
+        ended, world = event["ended"], event["world"]
+        said = f", {event['saved']} of {world} had saved and said so" if isinstance(event.get("saved"), int) else ""
+        return f"the time to stop is over: {ended} of {world} ranks have ended{said}; what still runs is killed"
 
     def _attempt_stopped(self, event: Mapping[str, Any]) -> str:
         if event.get("fault"):
             why = f"{event['cause']}{_where(event)}: {event.get('detail', '')}"
-            return f"attempt {event['attempt']}: stopped everywhere{_at(event)}; {why}"
+            untold, self._untold_checkpoints = self._untold_checkpoints, []
+            return f"attempt {event['attempt']}: stopped everywhere{_at(event)}; {why}{_since(untold)}"
         how = "saved and stopped" if event.get("saved") else "stopped, not all ranks had saved"
-        return f"attempt {event['attempt']}: {how}{_at(event)} ({event['cause']})"
+        untold, self._untold_checkpoints = self._untold_checkpoints, []
+        return f"attempt {event['attempt']}: {how}{_at(event)} ({event['cause']}){_since(untold)}"
 
     def _decided(self, event: Mapping[str, Any]) -> str:
         return f"decision: {event['action']}: {event['reason']}"
@@ -175,10 +198,13 @@ class Narrator:
         return f"Slurm did not requeue the job: {event.get('reason')}"
 
     def _run_completed(self, event: Mapping[str, Any]) -> str:
-        return f"run complete{_at(event)}"
+        untold, self._untold_checkpoints = self._untold_checkpoints, []
+        return f"run complete{_at(event)}{_since(untold)}"
 
     def _run_failed(self, event: Mapping[str, Any]) -> str:
-        return f"run ended: {event['cause']}: {event['reason']} (exit code {event['exit_code']})"
+        cause, reason = str(event["cause"]), str(event["reason"])
+        known = reason.startswith((cause, cause.replace("_", " ")))
+        return f"run ended: {'' if known else f'{cause}: '}{reason} (exit code {event['exit_code']})"
 
 
 def recovery(incident: Incident) -> str:
@@ -219,7 +245,15 @@ def _where(event: Mapping[str, Any]) -> str:
 
 
 def _at(event: Mapping[str, Any]) -> str:
-    return f" at step {event['step']}" if event.get("step") is not None else ""
+    return f" at step {event['step']}" if (event.get("step") or 0) >= 0 and event.get("step") is not None else ""
+
+
+def _since(steps: Sequence[Any]) -> str:
+    """Checkpoints that had no line of their own, so that few lines do not look like few checkpoints."""
+    if not steps:
+        return ""
+    which = " ".join(map(str, steps)) if len(steps) <= 8 else f"{steps[0]} .. {steps[-1]} ({len(steps)} of them)"
+    return f"; since the last line about one, checkpoints at {'steps' if len(steps) > 1 else 'step'} {which} were committed too"
 
 
 def _loss(event: Mapping[str, Any]) -> str:

@@ -254,13 +254,15 @@ class ResilientJob(SlurmJob[R]):
 
     def _failure(self, look: Look, status: RunStatus | None, what: str) -> JobFailed:
         cause = _cause(status, look)
-        said = f"{status.cause or status.state}: {status.reason}" if status else "no supervisor ever began"
+        said = _said(status) if status else "no supervisor ever began"
         error = CallFolder(self._run_dir / "call").last_error()
         evidence = f"Slurm's state is {look.state} ({look.source})" if self.cluster == "slurm" else f"state {look.state}"
         if look.exit_code:
             evidence += f", exit code {look.exit_code}"
         if error is not None:
-            evidence += f"; rank {error['rank']} of attempt {error['attempt']} raised {error['type']}: {error['message']}"
+            message = str(error["message"])
+            once = "the error above" if len(message) > 40 and message in (what or said) else f"{error['type']}: {message}"
+            evidence += f"; rank {error['rank']} of attempt {error['attempt']} raised {once}"
         return JobFailed(
             f"Run {self.run_id} (job {self.job_id}) has no result: {what or said}",
             evidence=evidence,
@@ -277,6 +279,12 @@ class ResilientJob(SlurmJob[R]):
 
     def __repr__(self) -> str:
         return f"ResilientJob<job_id={self.job_id}, run_dir={str(self._run_dir)!r}>"
+
+
+def _said(status: RunStatus) -> str:
+    """Cause and reason; the cause once where the reason begins with it."""
+    cause = status.cause or status.state
+    return status.reason if status.reason.startswith((cause, cause.replace("_", " "))) else f"{cause}: {status.reason}"
 
 
 def _cause(status: RunStatus | None, look: Look) -> Cause:

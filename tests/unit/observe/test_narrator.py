@@ -70,8 +70,14 @@ def test_checkpoints_are_told_now_and_then() -> None:
     ]
     assert lines(*saves) == [
         "checkpoint s0 at step 0 committed in 0.50 s, 2.0 MB",
-        "checkpoint s10 at step 10 committed in 0.50 s, 2.0 MB",
+        (
+            "checkpoint s10 at step 10 committed in 0.50 s, 2.0 MB; since the last line about one, checkpoints at steps "
+            "1 .. 9 (9 of them) were committed too"
+        ),
     ]
+    assert lines(*saves[:3], {"event": "run_completed", "step": 4})[-1] == (
+        "run complete at step 4; since the last line about one, checkpoints at steps 1 2 were committed too"
+    )
 
 
 def test_of_the_exceptions_of_an_attempt_the_first_is_told() -> None:
@@ -124,3 +130,32 @@ def test_no_event_of_the_vocabulary_breaks_it_with_the_fields_it_may_leave_out()
 
 def test_an_unknown_event_says_nothing() -> None:
     assert lines({"event": "of_a_newer_release", "x": json}) == []
+
+
+def test_a_long_message_is_told_once() -> None:
+    message = "The checkpoint is about another model. " * 3
+    detail = f"MismatchedCheckpoint: {message}"
+    told = lines(
+        {"event": "exception", "rank": 1, "node": "n1", "type": "MismatchedCheckpoint", "message": message},
+        {"event": "exception", "rank": 0, "node": "n1", "type": "MismatchedCheckpoint", "message": f"{message} told by nobody"},
+        {"event": "fault_detected", "cause": "bad_checkpoint", "node": "n1", "rank": 1, "detail": detail},
+        {"event": "attempt_stopped", "fault": True, "cause": "bad_checkpoint", "node": "n1", "rank": 1, "detail": detail},
+        {"event": "decided", "action": "stop", "reason": f"n1: {detail}: trying again would end the same way"},
+        {"event": "run_failed", "cause": "bad_checkpoint", "reason": f"n1: {detail}: as ever", "exit_code": 84},
+    )
+    assert [message in line for line in told] == [True, False, False, False, False]
+    assert all("MismatchedCheckpoint: as told above" in line for line in told[1:])
+
+
+def test_a_cancel_says_who_had_saved_and_names_its_cause_once() -> None:
+    assert lines({"event": "stop_deadline_passed", "ended": 0, "saved": 3, "world": 3}) == [
+        "the time to stop is over: 0 of 3 ranks have ended, 3 of 3 had saved and said so; what still runs is killed"
+    ]
+    reason = "cancelled (JobState=CANCELLED): the run ends here"
+    assert lines({"event": "run_failed", "cause": "cancelled", "reason": reason, "exit_code": 86}) == [
+        f"run ended: {reason} (exit code 86)"
+    ]
+
+
+def test_a_step_that_was_never_taken_is_not_named() -> None:
+    assert lines({"event": "run_completed", "step": -1}) == ["run complete"]
