@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from slurm_resilience.errors import ConfigError, ExitCode
+from slurm_resilience._atomic import read_json
+from slurm_resilience.errors import Cause, ConfigError, ExitCode
 
 _FOLLOW_S = 0.2
 _ENDS = frozenset({"run_completed", "run_failed"})
@@ -31,6 +32,7 @@ def execute(args: argparse.Namespace) -> int:
 
     path = Path(args.run_dir) / FILE_NAME
     if not path.exists() and not args.follow:
+        _refuse_before_the_start(Path(args.run_dir))
         raise ConfigError(
             f"There are no events in {args.run_dir}",
             evidence=f"{path} does not exist",
@@ -46,6 +48,22 @@ def execute(args: argparse.Namespace) -> int:
     else:
         _print(read_events(args.run_dir), as_json=False)
     return int(ExitCode.OK)
+
+
+def _refuse_before_the_start(run_dir: Path) -> None:
+    """A run that was submitted and has not begun is no mistake in the folder's name."""
+    job = read_json(run_dir / "job.json")
+    if not isinstance(job, dict) and not (run_dir / "run.json").exists():
+        return
+    described = job if isinstance(job, dict) else {}
+    number = f"job {described['job_id']}" if described.get("job_id") else ""
+    in_slurm = number and described.get("cluster") == "slurm"
+    look = f"`squeue -j {described['job_id']}`" if in_slurm else f"the logs in {run_dir / 'logs'}"
+    raise ConfigError(
+        f"The run in {run_dir} has not started yet, so there are no events",
+        evidence=f"it is {number or 'prepared'}, and no supervisor has written anything",
+        remedy=f"{look} says whether it waits; --follow waits for its first event",
+    )
 
 
 def follow(run_dir: Path) -> Iterator[dict[str, Any]]:
@@ -92,7 +110,8 @@ def table(incidents: list[dict[str, Any]]) -> str:
         phases = " ".join(f"{name}={seconds:.2f}" for name, seconds in each["phases"].items() if name != "fault")
         where = ", ".join(part for part in (each["node"], f"rank {each['rank']}" if each["rank"] is not None else None) if part)
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(each["t"]))
-        end = f"back in {each['seconds']:.2f} s" if each["seconds"] is not None else "did not come back"
+        end = "ended on purpose" if each["cause"] == Cause.CANCELLED else "did not come back"
+        end = f"back in {each['seconds']:.2f} s" if each["seconds"] is not None else end
         rows.append(f"{number}. {stamp} UTC  attempt {each['attempt']}: {each['cause']}{f' ({where})' if where else ''}: {end}")
         rows.append(f"   {each['detail']}" if each["detail"] else "   (no detail)")
         rows.append(f"   {phases or 'no phase was reached'}")

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience.cli import main
+from slurm_resilience.cli.events import table
 from slurm_resilience.errors import ExitCode
 from slurm_resilience.observe.events import EventWriter
+from slurm_resilience.observe.incidents import Incidents
 
 
 @pytest.fixture
@@ -82,3 +84,24 @@ def test_following_goes_on_to_the_end_of_the_run(run_dir: Path, capsys: pytest.C
 def test_a_folder_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["events", str(tmp_path / "nothing")]) == ExitCode.CONFIG_ERROR
     assert "There are no events" in capsys.readouterr().err
+
+
+def test_a_job_that_waits_has_not_started_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    assert main(["events", str(tmp_path)]) == ExitCode.CONFIG_ERROR
+    assert "has not started yet" in capsys.readouterr().err
+    (tmp_path / "job.json").write_text(json.dumps({"job_id": "17", "cluster": "slurm"}))
+    assert main(["events", str(tmp_path)]) == ExitCode.CONFIG_ERROR
+    assert "squeue -j 17" in capsys.readouterr().err
+
+
+def test_a_cancel_is_nothing_to_come_back_from() -> None:
+    warned = [
+        {"t": 1.0, "event": "warning_received", "signal": "SIGTERM"},
+        {"t": 1.1, "event": "warning_explained", "cause": "cancelled", "detail": "JobState=CANCELLED"},
+        {"t": 2.0, "event": "attempt_stopped", "fault": False, "cause": "cancelled"},
+    ]
+    found = Incidents.of({"attempt": 1, "restart": 0, **event} for event in warned)
+    told = table([incident.as_dict() for incident in found])
+    assert "cancelled: ended on purpose" in told
+    assert "come back" not in told
