@@ -42,7 +42,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Supervise, and say on stdout what happens."""
+    from slurm_resilience.runtime.processes import set_name
     from slurm_resilience.runtime.start import Wish, supervise
+
+    set_name("sr-supervisor")
 
     def show(line: str) -> None:
         print(line, flush=True)

@@ -244,6 +244,7 @@ class Launcher:
                 _die_with(parent)
                 self._forget_all()
                 os.setsid()
+                _prctl(15, b"sr-store")
                 host_store(listener.fileno())
             except BaseException as error:  # noqa: BLE001 -- nothing may reach the launcher's loop in this child
                 os.write(2, f"the store of attempt {attempt} failed: {error!r}\n".encode())

@@ -12,6 +12,7 @@ import os
 import signal
 import struct
 import sys
+from collections.abc import Sequence
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -82,8 +83,27 @@ def _become_rank(request: dict[str, Any], *, forked: bool) -> None:
         os.close(out)
         if request["header"]:
             os.write(1, request["header"].encode() + b"\n")
-    # The name that ps shows; the launcher had taken another.  Source: prctl(2), PR_SET_NAME.
-    ctypes.CDLL(None).prctl(15, os.path.basename(sys.executable).encode()[:15], 0, 0, 0)
+    take_name(f"sr-rank-{request['rank']}", request["argv"])
+
+
+def take_name(name: str, command: Sequence[str]) -> None:
+    """Be found by ``pgrep sr-rank`` and by ``pgrep -f train.py``: a forked rank would look like its launcher for ever.
+
+    The command line is what the kernel reads from this process's own memory, so it is written over there, as far as there is
+    room for it.  Source: prctl(2), PR_SET_NAME; proc_pid_stat(5), arg_start and arg_end, which read 0 where it is not
+    allowed to know them.
+    """
+    ctypes.CDLL(None).prctl(15, name.encode()[:15], 0, 0, 0)
+    try:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        start, end = int(fields[45]), int(fields[46])
+    except (OSError, ValueError, IndexError):
+        return
+    room = end - start
+    if start > 0 and room > 1:
+        words = b"\0".join(os.fsencode(word) for word in (name, *command))[: room - 1]
+        ctypes.memmove(start, words.ljust(room, b"\0"), room)
 
 
 def run(main_module: ModuleType, request: dict[str, Any], *, forked: bool) -> None:

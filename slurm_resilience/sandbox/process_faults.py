@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from slurm_resilience.errors import ConfigError, SandboxError, nearest
+from slurm_resilience.errors import ConfigError, SandboxError, SandboxMisuse, nearest
 from slurm_resilience.sandbox import processes
 from slurm_resilience.sandbox.processes import Process
 
@@ -101,7 +101,7 @@ def _rank(sandbox: Sandbox, options: dict[str, Any]) -> Found:
     chosen = [one for one in found if index is None or one.rank == index]
     if not chosen:
         there = ", ".join(f"{one.rank} on {one.node}" for one in found) or "none at all"
-        raise SandboxError("There is no such rank", evidence=f"wanted {_wanted(options)}; ranks that live: {there}")
+        raise SandboxMisuse("There is no such rank", evidence=f"wanted {_wanted(options)}; ranks that live: {there}")
     return min(chosen, key=lambda one: one.rank if one.rank is not None else -1)
 
 
@@ -111,7 +111,7 @@ def _one(sandbox: Sandbox, what: str, test: Callable[[list[str]], bool], options
     # a launcher's ranks are its forks and look the same: the topmost process is meant
     found = [one for one in found if processes.parent(one.process.pid) not in pids]
     if not found:
-        raise SandboxError(f"There is no {what}", evidence=f"wanted {_wanted(options)}; no process on a node is one")
+        raise SandboxMisuse(f"There is no {what}", evidence=f"wanted {_wanted(options)}; no process on a node is one")
     return found[0]
 
 
@@ -154,7 +154,7 @@ def _rank_number(pid: int) -> int | None:
     pages = {match.group(1) for path in processes.mapped_files(pid) if (match := _PAGE.search(path))}
     if len(pages) == 1:
         return int(pages.pop())
-    log = _LOG.search(processes.open_file(pid, 1)) if _is_launcher(argv) else None
+    log = _LOG.search(processes.open_file(pid, 1)) if processes.name(pid).startswith("sr-rank-") else None
     return int(log.group(1)) if log else None
 
 

@@ -364,3 +364,19 @@ def test_a_folder_without_a_run_is_an_error_with_a_sentence(tmp_path: Path) -> N
     )  # fmt: skip
     assert done.returncode == 78
     assert "is not a run folder" in done.stderr
+
+
+@pytest.mark.parametrize("warm", [True, False])
+def test_a_rank_is_found_by_its_name_and_by_the_users_command(tmp_path: Path, warm: bool) -> None:
+    with Stage(tmp_path) as stage:
+        stage.script("import time, threading\nprint('up', flush=True)\ntime.sleep(600)")
+        peer = stage.join()
+        stage.launch(peer, 1, 2, first=3, world=8, wait_warm=warm)
+        ranks = stage.started(peer, 1)
+        stage.until(lambda: all("up" in stage.log(1, rank) for rank in (3, 4)))
+        for rank, process in zip((3, 4), ranks, strict=True):
+            place = Path(f"/proc/{process.pid}")
+            assert (place / "comm").read_text() == f"sr-rank-{rank}\n"
+            words = (place / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+            assert words[0] == f"sr-rank-{rank}".encode()
+            assert b"launcher.py" not in b" ".join(words)
