@@ -63,7 +63,11 @@ def supervise(wish: Wish, *, show: Callable[[str], None]) -> int:
     folder.prepare()
     status = folder.status()
     if status is not None and status.state == "complete":
-        show(f"{folder.path}: this run is complete (step {status.step}); nothing to do")
+        show(
+            f"{folder.path}: this run is complete (step {status.step}); nothing is started. To train on from its last "
+            f"checkpoint, raise the number of steps in the script and remove {folder.path / 'state.json'}; to begin again, "
+            "give another run folder"
+        )
         return int(ExitCode.OK)
     before = SupervisorAddress.read(folder.path)
     _refuse_a_second(before, folder)
@@ -144,7 +148,7 @@ def check_command(argv: Sequence[str], *, wrapped: bool) -> None:
             remedy="give its full path, or activate the environment that has it before `slurm-resilience run`",
         )
     python = parse_python(argv)
-    if python is not None and python.form == "script" and not Path(python.target).exists():
+    if python is not None and python.form == "script" and not os.path.exists(python.target):
         raise ConfigError(
             f"There is no script {python.target!r}",
             evidence=f"looked for it from {os.getcwd()}",

@@ -177,8 +177,18 @@ def test_a_run_from_start_to_end_and_again(runs: Callable[..., Run]) -> None:
     before = len(run.events)
     run.start()
     assert run.end() == ExitCode.OK
-    assert "this run is complete" in run.output.read_text()
+    said = run.output.read_text()
+    assert "this run is complete" in said
     assert len(run.events) == before
+    # what it says one can do is so
+    state = run.folder / "state.json"
+    assert f"remove {state}" in said
+    state.unlink()
+    run.command[-1] = "40"
+    run.start()
+    assert run.end() == ExitCode.OK
+    assert run.last("run_completed")["step"] == 40
+    assert run.last("resumed")["step"] == 30
 
 
 def test_a_rank_an_agent_and_the_supervisor_are_killed_and_the_run_goes_on(runs: Callable[..., Run]) -> None:
