@@ -105,7 +105,8 @@ def _findable(argv: list[str], *, wrapped: bool, chdir: str | None = None) -> tu
     python = None if wrapped else parse_python(argv)
     if python is not None and python.form == "script":
         script = Path(chdir or ".").absolute() / python.target
-        if os.access(script.parent, os.X_OK) and os.path.isdir(script.parent) and not os.path.lexists(script) and seen_by_nodes(script.parent):
+        looked_at = os.path.isdir(script.parent) and os.access(script.parent, os.X_OK)
+        if looked_at and not os.path.lexists(script) and seen_by_nodes(script.parent):
             raise ConfigError(
                 f"There is no script {python.target!r}",
                 evidence=f"{script.parent} is here, and {script.name} is not in it",
