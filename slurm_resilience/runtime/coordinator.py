@@ -384,6 +384,8 @@ class Coordinator:
 
     def _leave(self, decision: Decision) -> None:
         step = self.scene.attempt.reached if self.scene.attempt is not None else None
+        if not step and self.history.best_step >= 0:  # this attempt did not even resume, but the run had come further
+            step = self.history.best_step
         self._enter(State.LEAVING)
         self.farewell = Farewell(self._out, self.fleet, self.spec, decision, step=step)
 

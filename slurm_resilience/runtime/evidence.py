@@ -63,7 +63,7 @@ class Evidence:
         cause = _cause_of(kind.rpartition(".")[2], detail, exit_code)
         echo = cause is Cause.RANK_CRASH and _ECHO.search(detail) is not None
         signature = "" if echo or cause is not Cause.RANK_CRASH else _ADDRESS.sub("0x", f"{detail[:500]} at step {step}")
-        where = "" if step is None or step < 0 else f" (after step {step})"
+        where = "" if step is None or step <= 0 else f" (after step {step})"
         self._said.setdefault(rank, Origin(cause, t, node, rank, f"{detail}{where}", signature, echo))
 
     def exit(self, *, t: float, node: str, rank: int, code: int, signal: str, tail: Sequence[str]) -> None:

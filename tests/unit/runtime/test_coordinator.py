@@ -648,3 +648,14 @@ def test_the_state_names_the_step_while_it_runs() -> None:
     assert len(stage.statuses) == count
     stage.pass_(6)
     assert stage.statuses[-1].step == 30
+
+
+def test_a_run_that_could_not_resume_stands_where_its_last_checkpoint_does() -> None:
+    stage = Stage(2, history=History(best_step=40)).begin()
+    for agent in stage.agents.values():
+        agent.progress = {rank: [0, 1, 0.1, False, 0.1] for rank in range(2)}
+    stage.until(State.RUNNING)
+    stage.everywhere("exception", type="MismatchedCheckpoint", message="x", step=0, exit_code=int(ExitCode.BAD_CHECKPOINT))
+    stage.kill_rank("n1", code=1, signal="")
+    stage.pass_(5)
+    assert stage.statuses[-1].step == 40

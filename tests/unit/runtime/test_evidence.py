@@ -145,5 +145,5 @@ def test_an_error_of_ours_says_by_its_code_what_it_means(kind: str, code: int | 
 
 
 def test_where_no_step_was_taken_none_is_named() -> None:
-    for step in (-1, None):
+    for step in (-1, 0, None):
         assert "step" not in origin(("exception", {"t": 1.0, "rank": 0, "step": step})).detail
