@@ -656,6 +656,9 @@ def test_a_run_that_could_not_resume_stands_where_its_last_checkpoint_does() -> 
         agent.progress = {rank: [0, 1, 0.1, False, 0.1] for rank in range(2)}
     stage.until(State.RUNNING)
     stage.everywhere("exception", type="MismatchedCheckpoint", message="x", step=0, exit_code=int(ExitCode.BAD_CHECKPOINT))
-    stage.kill_rank("n1", code=1, signal="")
+    for rank, agent in enumerate(stage.agents.values()):
+        agent.ranks.remove(rank)
+    for rank, agent in enumerate(stage.agents.values()):
+        stage.say(agent, m.Exit(1, rank, 1, "", False, stage.clock.wall, [], 0))
     stage.pass_(5)
     assert stage.statuses[-1].step == 40
