@@ -163,7 +163,10 @@ def nearest(word: str, valid: Iterable[str]) -> str:
     """The sentence that helps after a typo: the nearest valid word first, then the others unless they would bury it."""
     words = sorted(valid)
     bare = {each.lstrip("-") or each: each for each in reversed(words)}  # dashes would make all options alike
-    close = difflib.get_close_matches(word.lstrip("-"), bare, n=1, cutoff=_ALIKE)
+    meant = word.lstrip("-")
+    # In short words two swapped letters, or an end that is missing, leave little that is alike.
+    plain = [each for each in bare if sorted(each) == sorted(meant) or (len(meant) > 1 and each.startswith(meant))]
+    close = difflib.get_close_matches(meant, plain or bare, n=1, cutoff=0.0 if plain else _ALIKE)
     if close and len(words) > _MOST_BESIDE_A_HINT:
         return f"did you mean {bare[close[0]]!r}?"
     hint = f"did you mean {bare[close[0]]!r}? " if close else ""

@@ -47,4 +47,7 @@ def test_nearest_names_the_likely_word_first() -> None:
 def test_a_guess_is_not_buried_under_a_hundred_names_and_dashes_are_no_likeness() -> None:
     many = [f"--option-{number}" for number in range(90)]
     assert nearest("--foldr", ["--folder", *many]) == "did you mean '--folder'?"
+    assert nearest("bda", ["bad", "good"]).startswith("did you mean 'bad'?")
+    assert nearest("lin", ["linear", "none"]).startswith("did you mean 'linear'?")
+    assert nearest("--bogus", ["--gpus", "--nodes", *many]).startswith("valid: ")
     assert nearest("--bogus", ["--nodes", "--help"]) == "valid: --help, --nodes"
