@@ -380,3 +380,13 @@ def test_a_rank_is_found_by_its_name_and_by_the_users_command(tmp_path: Path, wa
             words = (place / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
             assert words[0] == f"sr-rank-{rank}".encode()
             assert b"launcher.py" not in b" ".join(words)
+
+
+def test_an_error_of_ours_tells_its_code_and_no_step_where_none_was_taken(tmp_path: Path) -> None:
+    with Stage(tmp_path) as stage:
+        stage.script("from slurm_resilience.errors import ConfigError\nraise ConfigError('of another model')")
+        peer = stage.join()
+        stage.launch(peer, 1, 1)
+        (fact,) = stage.until(lambda: peer.of(m.Fact, fact="exception"))
+        assert (fact.fields["type"], fact.fields["exit_code"]) == ("ConfigError", 78)
+        assert "step" not in fact.fields
