@@ -20,6 +20,7 @@ from slurm_resilience._clock import boot_id
 from slurm_resilience.errors import ConfigError, ExitCode, ResilienceError
 from slurm_resilience.progress.facts import FactReceiver
 from slurm_resilience.runtime.command import launcher_command, parse_python
+from slurm_resilience.runtime.deadman import DeadMan
 from slurm_resilience.runtime.guardian import guard, kill_all
 from slurm_resilience.runtime.launcher_link import LauncherLink
 from slurm_resilience.runtime.launchers import Launchers
@@ -59,8 +60,8 @@ _STUCK_FORK_S = 2.0
 class Agent:
     """The node's side of a run.  :meth:`run` returns the exit code."""
 
-    def __init__(self, run_dir: Path, node: str, run: Mapping[str, Any], guardian: int) -> None:
-        self._run_dir, self._node, self._guardian = run_dir, node, guardian
+    def __init__(self, run_dir: Path, node: str, run: Mapping[str, Any], guardian: int, deadman: DeadMan) -> None:
+        self._run_dir, self._node, self._guardian, self._deadman = run_dir, node, guardian, deadman
         self._run_id: str = run["run_id"]
         limits = run["config"]["limits"]
         self._orphan_s: float = limits["orphan_s"]
@@ -110,6 +111,7 @@ class Agent:
             if now >= self._beat_at:
                 self._beat(now)
             self._check_lease(now)
+            self._hold_ranks()
             if os.getppid() != self._guardian:
                 self._end("the guardian is gone", ExitCode.INTERNAL)
             if self._uplink.fenced:
@@ -145,6 +147,13 @@ class Agent:
                 self._uplink.drop("silence")
         if age > self._orphan_s and self._stop is None:
             self._end(f"no supervisor for {age:.0f} s", ExitCode.NODE_LOST)
+
+    def _hold_ranks(self) -> None:
+        """Should this process be stopped, the guardian knows until when what runs here may do so."""
+        if self._keeper.ranks is None and self._pending is None:
+            self._deadman.release()
+        else:
+            self._deadman.hold(self._lease.hard_end(), self._launchers.processes())
 
     def _end(self, why: str, code: int) -> None:
         self._say(f"ending: {why}")
@@ -392,8 +401,8 @@ def main(argv: list[str] | None = None) -> int:
         run = _read_run(run_dir)
         logs = run_dir / "logs"
         logs.mkdir(exist_ok=True)
-        guardian = guard(logs / f"agent-{args.node}.log", place(run["run_id"], args.node))
-        return Agent(run_dir, args.node, run, guardian).run()
+        guardian, deadman = guard(logs / f"agent-{args.node}.log", place(run["run_id"], args.node))
+        return Agent(run_dir, args.node, run, guardian, deadman).run()
     except ResilienceError as error:
         print(f"agent on {args.node}: {error}", file=sys.stderr, flush=True)
         return error.exit_code

@@ -29,11 +29,15 @@ class Lease:
         Being late is no proof of being given up, but no excuse either: wait a moment for an answer, as long as the
         supervisor cannot have launched elsewhere.
         """
-        self._grace_until = min(now + _GRACE_S, self.since + self._lost_s - _MARGIN_S)
+        self._grace_until = min(now + _GRACE_S, self.hard_end())
 
     def age(self, now: float) -> float:
         """Seconds since the supervisor can be proven to have heard this node."""
         return now - self.since
+
+    def hard_end(self) -> float:
+        """When nothing may run here any more, whoever has to see to it."""
+        return self.since + self._lost_s - _MARGIN_S
 
     def has_ended(self, now: float) -> bool:
         """Whether the ranks must be stopped now."""

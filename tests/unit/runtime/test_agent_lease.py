@@ -8,6 +8,8 @@ import socket
 import time
 from pathlib import Path
 
+import psutil
+
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.address import SupervisorAddress
 from slurm_resilience.runtime.processes import is_alive
@@ -130,14 +132,37 @@ def test_an_agent_that_was_stopped_for_two_seconds_is_no_alarm(tmp_path: Path) -
         assert not peer.of(m.Stopped)
 
 
-def test_an_agent_that_was_stopped_for_longer_than_its_lease_stops_its_ranks_when_it_wakes(tmp_path: Path) -> None:
+def test_the_guardian_stops_the_ranks_of_an_agent_that_cannot(tmp_path: Path) -> None:
+    """Stopped, or stuck in the kernel: the supervisor gives the node up after LOST_S, and may launch elsewhere."""
     with Stage(tmp_path) as stage:
         stage.script(SLEEPER)
         peer = stage.join()
         stage.launch(peer, 1)
         (rank,) = stage.started(peer, 1)
         os.kill(peer.hello.pid, signal.SIGSTOP)
+        began = time.monotonic()
+        stage.until(lambda: not is_alive(rank), LOST_S + 2.0)
+        assert SILENCE_S - 0.6 < time.monotonic() - began < LOST_S
+        assert "killed 1 processes in its place" in (tmp_path / "logs" / "agent-node1.log").read_text()
+        os.kill(peer.hello.pid, signal.SIGCONT)
+        again = stage.until(lambda: stage.peer(after=peer))
+        assert again.hello.pid == peer.hello.pid, "the agent itself lives on"
+        assert again.hello.ranks == []
+        stage.launch(again, 2)
+        assert is_alive(stage.started(again, 2)[0])
+
+
+def test_a_node_that_was_stopped_for_longer_than_its_lease_stops_its_ranks_when_it_wakes(tmp_path: Path) -> None:
+    with Stage(tmp_path) as stage:
+        stage.script(SLEEPER)
+        peer = stage.join()
+        stage.launch(peer, 1)
+        (rank,) = stage.started(peer, 1)
+        guardian = psutil.Process(peer.hello.pid).ppid()
+        for process in (guardian, peer.hello.pid):
+            os.kill(process, signal.SIGSTOP)
         stage.still(LOST_S + 0.5, lambda: is_alive(rank))
+        os.kill(guardian, signal.SIGCONT)
         os.kill(peer.hello.pid, signal.SIGCONT)  # the connection is still open and full of old answers: they prove nothing
         began = time.monotonic()
         stage.until(lambda: not is_alive(rank), 1.0)
