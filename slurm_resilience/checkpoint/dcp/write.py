@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +23,8 @@ from slurm_resilience.checkpoint import digest, names
 from slurm_resilience.checkpoint.manifest import Item
 from slurm_resilience.errors import CheckpointError
 
+FLUSH_BYTES = 32 << 20
+
 
 @dataclass(frozen=True)
 class Shard:
@@ -31,6 +34,37 @@ class Shard:
     bytes: int
     items: list[Item]
     stored: list[tuple[MetadataIndex, _StorageInfo]]
+
+
+class _Flusher:
+    """Sends a growing file to the disk while it grows, so that the fsync at its end finds little left to do.
+
+    ``error`` must be looked at: the kernel tells a failed write-back once, and the final fsync would not hear of it.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._unsent = 0
+        self._thread: threading.Thread | None = None
+        self.error: OSError | None = None
+
+    def wrote(self, count: int) -> None:
+        self._unsent += count
+        if self._unsent >= FLUSH_BYTES and (self._thread is None or not self._thread.is_alive()):
+            self._unsent = 0
+            self._thread = threading.Thread(target=self._send, name="checkpoint-flush", daemon=True)
+            self._thread.start()
+
+    def _send(self) -> None:
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            self.error = error
+
+    def settle(self) -> None:
+        """Wait until the file descriptor is no longer in use."""
+        if self._thread is not None:
+            self._thread.join()
 
 
 class _Sink:
@@ -48,6 +82,18 @@ class _Sink:
         self._pending: list[bytes] = []
         self.found: tuple[int, str] | None = None
         self.error: OSError | None = None
+        self._flusher = _Flusher(fd)
+
+    def end(self) -> None:
+        """Write what is left.  Raises what went wrong on the way to the disk."""
+        self.drain()
+        self._flusher.settle()
+        if self._flusher.error is not None:
+            raise self._flusher.error
+
+    def settle(self) -> None:
+        """Wait until nothing else uses the file descriptor."""
+        self._flusher.settle()
 
     def expect(self, address: int, data_bytes: int) -> None:
         """The next record's data lies at this address of our memory."""
@@ -83,7 +129,9 @@ class _Sink:
     def _put(self, view: memoryview) -> None:
         try:
             while view:
-                view = view[os.write(self._fd, view) :]
+                written = os.write(self._fd, view[:FLUSH_BYTES])
+                view = view[written:]
+                self._flusher.wrote(written)
         except OSError as error:
             self.error = error
             raise
@@ -107,15 +155,16 @@ def write_shard(directory: Path, rank: int, plan: SavePlan, source: Source) -> S
     items: list[Item] = []
     stored: list[tuple[MetadataIndex, _StorageInfo]] = []
     fd = os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    sink = _Sink(fd)
     try:
-        sink = _Sink(fd)
         for item in plan.items:
             record = _write_item(sink, name, item, source)
             items.append(record)
             stored.append((item.index, _StorageInfo(name, record.offset, record.length)))
-        sink.drain()
+        sink.end()
         os.fsync(fd)
     finally:
+        sink.settle()
         os.close(fd)
     return Shard(name, sink.at, items, stored)
 

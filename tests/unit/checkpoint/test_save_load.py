@@ -531,3 +531,24 @@ def test_metadata_that_names_what_nobody_wrote_is_not_committed(tmp_path: Path) 
     with pytest.raises(CheckpointError, match=r"w at .* was planned and no rank has written it"):
         write_metadata(tmp_path, "name", metadata, [Shard("__0_0.distcp", 0, [], [])])
     assert os.listdir(tmp_path) == []
+
+
+def _write_back_fails(rank: int, world: int, root: str) -> str:
+    """The kernel tells of a failed write-back once: to the early flush, and not to the fsync at the end."""
+    import slurm_resilience.checkpoint.dcp.write as write
+
+    store = _store(root, rank)
+    write.FLUSH_BYTES = 1 << 16
+
+    def lost(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    os.fdatasync = lost
+    with pytest.raises(CheckpointError) as caught:
+        save(store, {"w": torch.ones(1 << 17), "v": torch.ones(1 << 17)}, step=1)
+    assert store.entries() == []
+    return str(caught.value)
+
+
+def test_a_write_back_that_failed_early_fails_the_save(tmp_path: Path) -> None:
+    assert "Input/output error" in worlds.run(1, _write_back_fails, str(tmp_path))[0]
