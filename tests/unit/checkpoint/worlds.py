@@ -6,10 +6,12 @@ function of a module; the default process group is initialised (no torch.distrib
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import shutil
 import signal
 import tempfile
 import time
@@ -58,7 +60,9 @@ def start(
 ) -> list[tuple[Any, multiprocessing.connection.Connection]]:
     """Start the ranks of a world; each one's process, and the pipe on which its result will come."""
     context = _context()
-    store = Path(tempfile.mkdtemp(prefix="world-")) / "store"
+    folder = Path(tempfile.mkdtemp(prefix="checkpoint-world-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    store = folder / "store"
     ranks = []
     for rank in range(world):
         ours, theirs = context.Pipe(duplex=False)
