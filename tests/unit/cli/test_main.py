@@ -12,7 +12,7 @@ import pytest
 from slurm_resilience import __version__, cli
 from slurm_resilience.cli.submit import _findable
 from slurm_resilience.errors import ConfigError, ExitCode
-from slurm_resilience.submit.folders import seen_by_nodes
+from slurm_resilience.submit import folders
 
 
 @pytest.fixture
@@ -127,13 +127,14 @@ def test_what_cannot_be_done_to_a_sandbox_is_no_fault_of_ours(capsys: pytest.Cap
 
 def test_a_script_that_is_not_there_is_not_queued(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     here = Path(__file__).parent
-    if not seen_by_nodes(here):
-        pytest.skip("not run: the tests lie in a place that each machine has of its own")
+    # wherever this checkout lies: /tmp alone is a place that each machine has of its own
+    monkeypatch.setattr(folders, "_USUALLY_LOCAL", (Path("/tmp/only"),))
+    monkeypatch.setattr(folders, "_NODE_LOCAL", ())
     monkeypatch.chdir(here)
     for words in ([str(here / "nope.py")], ["nope.py"], ["-u", "./nope.py"]):
         assert cli.main(["submit", "--dry-run", "--", sys.executable, *words]) == ExitCode.CONFIG_ERROR
         assert "There is no script" in capsys.readouterr().err
-    there = [[str(here / "no-such-folder" / "x.py")], ["/tmp/only-on-the-node.py"], [Path(__file__).name], ["-m", "nope"]]
+    there = [[str(here / "no-such-folder" / "x.py")], ["/tmp/only/on-the-node.py"], [Path(__file__).name], ["-m", "nope"]]
     for words in there:
         assert _findable([sys.executable, *words], wrapped=False) == (sys.executable, *words)
     assert _findable([sys.executable, "nope.py"], wrapped=True)
