@@ -40,7 +40,7 @@ class LimitsConfig(_Section):
     handshake_s: float = Field(default=120.0, gt=0, description="longest wait for agents at the start of an allocation")
     stop_grace_s: float = Field(default=60.0, gt=0, description="longest wait for ranks to save and end on a warning")
     orphan_s: float = Field(default=60.0, gt=0, description="an agent without any supervisor ends itself")
-    init_s: float = Field(default=600.0, gt=0, description="longest silence of a rank before its first step")
+    init_s: float = Field(default=600.0, gt=0, description="longest silence of a rank that has reported, before its first step")
     step_s: float = Field(default=300.0, gt=0, description="longest silence of a rank between steps")
 
     @model_validator(mode="after")
