@@ -16,6 +16,7 @@ from slurm_resilience.errors import ConfigError, ExitCode, ResilienceError, near
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("slurm_resilience.cli.run", "supervise a training command inside an allocation (or --local N)"),
     "submit": ("slurm_resilience.cli.submit", "submit a training command to Slurm, resilient"),
+    "status": ("slurm_resilience.cli.status", "how a run stands: what it does now, nodes, checkpoints, incidents, budgets"),
     "events": ("slurm_resilience.cli.events", "the facts and incidents of a run"),
     "checkpoints": ("slurm_resilience.cli.checkpoints", "list, check, repair and pin checkpoints"),
     "plan": ("slurm_resilience.cli.plan", "meshes, checkpoint intervals and effective training time, before you submit"),

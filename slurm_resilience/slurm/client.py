@@ -46,6 +46,10 @@ class SlurmClient(Protocol):
         """That user's jobs in the queue, held ones included."""
         ...
 
+    def jobs(self, user: str) -> list[JobRecord]:
+        """That user's jobs that wait, run or are completing."""
+        ...
+
     def history(self, job_id: str) -> list[AccountingRecord]:
         """All runs of the job that accounting knows, oldest first; empty when it knows none."""
         ...
@@ -108,7 +112,13 @@ class CommandClient:
         raise NoSuchJob(f"Slurm knows no job {job_id}", evidence=answer.evidence)
 
     def pending(self, user: str) -> list[JobRecord]:
-        answer = self._run("squeue", "-h", "-u", user, "-t", "PENDING", "-o", "%i")
+        return self._listed("-u", user, "-t", "PENDING")
+
+    def jobs(self, user: str) -> list[JobRecord]:
+        return self._listed("-u", user)
+
+    def _listed(self, *options: str) -> list[JobRecord]:
+        answer = self._run("squeue", "-h", *options, "-o", "%i")
         records = []
         for job_id in dict.fromkeys(answer.out.split()):
             if "[" in job_id:  # the rest of an array that has not started yet: nothing of it was ever requeued

@@ -1,0 +1,258 @@
+"""How does a run stand?  What it does now, on which nodes, how far it is: a fold over its events.
+
+Nothing is asked of Slurm or of the nodes, so it works from any machine that sees the run folder, also when nothing runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurm_resilience.observe.incidents import Incident, Incidents
+
+_Event = Mapping[str, Any]
+
+
+@dataclass
+class NodeStanding:
+    """One node of the allocation.  ``agent``: awaited, here, warm, lost or gone; ``why`` where it is not well."""
+
+    name: str
+    agent: str = "awaited"
+    why: str = ""
+    in_attempt: bool = False
+
+
+@dataclass
+class Checkpoint:
+    """A committed checkpoint, as its event says."""
+
+    step: int | None
+    name: str
+    t: float
+    seconds: float | None = None
+    bytes: int | None = None
+
+
+@dataclass
+class Standing:
+    """Where a run is.  Times are wall-clock seconds; ``None`` is "nobody has said so".
+
+    ``doing`` is one of queued, starting, launching, loading, training, saving, stopping, deciding, requeueing, complete,
+    failed; ``because`` is the sentence that goes with it.
+    """
+
+    run_id: str = ""
+    argv: tuple[str, ...] = ()
+    job_id: str = ""
+    restart: int = 0
+    attempt: int = 0
+    world: int = 0
+    doing: str = "queued"
+    because: str = "no supervisor has written anything yet"
+    since: float | None = None
+    began_at: float | None = None
+    last_event_at: float | None = None
+    step: int | None = None
+    step_at: float | None = None
+    loss: float | None = None
+    step_s: float | None = None
+    resumed_from: str = ""
+    nodes: dict[str, NodeStanding] = field(default_factory=dict)
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    committed: int = 0
+    newest: Checkpoint | None = None
+    quarantined: list[tuple[str, str]] = field(default_factory=list)
+    failed_saves: int = 0
+    exit_code: int | None = None
+    incidents: list[Incident] = field(default_factory=list)
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will happen by itself."""
+        return self.doing in ("complete", "failed")
+
+    @classmethod
+    def of(cls, events: Iterable[_Event]) -> Standing:
+        """The standing after all of ``events``."""
+        fold = Observer()
+        for event in events:
+            fold.apply(event)
+        return fold.standing
+
+
+class Observer:
+    """Keeps a :class:`Standing` up to date, event by event; kinds that it does not know change nothing."""
+
+    def __init__(self) -> None:
+        self.standing = Standing()
+        self._incidents = Incidents()
+        self._first: tuple[float, int] | None = None
+        self.standing.incidents = self._incidents.all
+
+    def apply(self, event: _Event) -> None:
+        """Take one more event into account."""
+        now = self.standing
+        self._incidents.apply(event)
+        now.last_event_at = max(float(event["t"]), now.last_event_at or 0.0)
+        now.restart = int(event.get("restart", now.restart))
+        now.attempt = max(now.attempt, int(event.get("attempt") or 0))
+        handler = getattr(self, f"_{event['event']}", None)
+        if handler is not None:
+            handler(event)
+
+    def _do(self, event: _Event, doing: str, because: str) -> None:
+        if self.standing.doing != doing:
+            self.standing.since = float(event["t"])
+        self.standing.doing, self.standing.because = doing, because
+
+    def _node(self, name: Any, agent: str, why: Any = "") -> None:
+        node = self.standing.nodes.setdefault(str(name), NodeStanding(str(name)))
+        node.agent, node.why = agent, str(why or "")
+
+    # --- the run and its allocations -----------------------------------------------------------------------------------
+
+    def _run_started(self, event: _Event) -> None:
+        self.standing.run_id = str(event.get("run_id", ""))
+        self.standing.argv = tuple(map(str, event.get("argv") or ()))
+        self.standing.began_at = float(event["t"])
+
+    def _allocation_started(self, event: _Event) -> None:
+        now = self.standing
+        now.job_id = str(event.get("job_id") or "")
+        now.nodes = {str(name): NodeStanding(str(name)) for name in event.get("nodes") or ()}
+        now.world, now.exit_code = 0, None
+        self._do(event, "starting", f"waiting for the agents of {_count(len(now.nodes), 'node')}")
+
+    def _supervisor_restarted(self, event: _Event) -> None:
+        self._do(event, "starting", "its supervisor was restarted and waits for the agents to call")
+
+    def _run_completed(self, event: _Event) -> None:
+        self.standing.step = event.get("step", self.standing.step)
+        self.standing.exit_code = 0
+        self._do(event, "complete", "every rank has reached the end of its work")
+
+    def _run_failed(self, event: _Event) -> None:
+        self.standing.exit_code = event.get("exit_code")
+        self._do(event, "failed", f"{event.get('cause')}: {event.get('reason')}")
+
+    # --- nodes ---------------------------------------------------------------------------------------------------------
+
+    def _agent_joined(self, event: _Event) -> None:
+        self._node(event["node"], "warm" if event.get("warm") else "here", "" if event.get("warm") else event.get("reason"))
+
+    def _agent_warm(self, event: _Event) -> None:
+        self._node(event["node"], "warm" if event.get("warm") else "here", event.get("reason"))
+
+    def _agent_lost(self, event: _Event) -> None:
+        self._node(event["node"], "lost", event.get("why"))
+
+    def _agent_start_failed(self, event: _Event) -> None:
+        self._node(event["node"], "lost", event.get("detail"))
+
+    def _node_gone(self, event: _Event) -> None:
+        self._node(event["node"], "gone", event.get("why"))
+
+    # --- attempts ------------------------------------------------------------------------------------------------------
+
+    def _attempt_started(self, event: _Event) -> None:
+        now, names = self.standing, {str(name) for name in event.get("nodes") or ()}
+        now.world, now.plan = int(event.get("world") or 0), event.get("plan") or {}
+        for name in names:
+            now.nodes.setdefault(name, NodeStanding(name))
+        for node in now.nodes.values():
+            node.in_attempt = node.name in names
+        self._first = None
+        self._do(event, "launching", f"starting {_count(now.world, 'rank')} on {_count(len(names), 'node')}")
+
+    def _attempt_adopted(self, event: _Event) -> None:
+        self._do(event, "training", "the ranks had gone on while the supervisor was away")
+
+    def _ranks_launched(self, event: _Event) -> None:
+        self._do(event, "loading", "the ranks set up and look for a checkpoint")
+
+    def _resumed(self, event: _Event) -> None:
+        self.standing.resumed_from = str(event.get("checkpoint") or "")
+        self._step(event)
+        self._do(event, "loading", f"{self.standing.resumed_from} is loaded; waiting for the first step")
+
+    def _started_fresh(self, event: _Event) -> None:
+        self.standing.resumed_from = ""
+        self._do(event, "loading", "there was no checkpoint; waiting for the first step")
+
+    def _first_step(self, event: _Event) -> None:
+        self._step(event)
+        self._do(event, "training", f"on {_count(self.standing.world, 'rank')}")
+
+    def _step_reported(self, event: _Event) -> None:
+        self._step(event)
+
+    def _step(self, event: _Event) -> None:
+        step, now, t = event.get("step"), self.standing, float(event["t"])
+        if not isinstance(step, int):
+            return
+        if event["event"] != "resumed":
+            if self._first is None:
+                self._first = (t, step)
+            elif step > self._first[1]:
+                now.step_s = (t - self._first[0]) / (step - self._first[1])
+        now.step, now.step_at = step, t
+        if isinstance(event.get("loss"), int | float):
+            now.loss = float(event["loss"])
+
+    def _attempt_stopped(self, event: _Event) -> None:
+        self._do(event, "deciding", f"attempt {event.get('attempt')} has stopped: {event.get('cause')}")
+
+    def _fault_detected(self, event: _Event) -> None:
+        where = f" on {event['node']}" if event.get("node") else ""
+        self._do(event, "stopping", f"{event.get('cause')}{where}: {event.get('detail', '')}")
+
+    def _warning_received(self, event: _Event) -> None:
+        self._do(event, "stopping", f"{event.get('signal')} came; the ranks save and end")
+
+    def _warning_explained(self, event: _Event) -> None:
+        self._do(event, "stopping", f"{event.get('cause')} ({event.get('detail')}); the ranks save and end")
+
+    def _decided(self, event: _Event) -> None:
+        doing = {"requeue": "requeueing", "wait": "deciding", "stop": "stopping"}.get(str(event.get("action")))
+        if doing is not None:
+            self._do(event, doing, str(event.get("reason", "")))
+
+    def _requeue_started(self, event: _Event) -> None:
+        self._do(event, "requeueing", "Slurm is asked for a new allocation")
+
+    def _requeue_done(self, event: _Event) -> None:
+        self._do(event, "queued", "Slurm has the job back in its queue")
+
+    def _requeue_failed(self, event: _Event) -> None:
+        self._do(event, "requeueing", f"Slurm did not requeue the job: {event.get('reason')}")
+
+    # --- checkpoints ---------------------------------------------------------------------------------------------------
+
+    def _checkpoint_started(self, event: _Event) -> None:
+        if self.standing.doing == "training":
+            self._do(event, "saving", f"the checkpoint of step {event.get('step')}")
+
+    def _checkpoint_committed(self, event: _Event) -> None:
+        now = self.standing
+        now.committed += 1
+        now.newest = Checkpoint(
+            event.get("step"), str(event.get("name", "")), float(event["t"]), event.get("seconds"), event.get("bytes")
+        )
+        self._saved(event)
+
+    def _checkpoint_failed(self, event: _Event) -> None:
+        self.standing.failed_saves += 1
+        self._saved(event)
+
+    def _saved(self, event: _Event) -> None:
+        if self.standing.doing == "saving":
+            self._do(event, "training", f"on {_count(self.standing.world, 'rank')}")
+
+    def _checkpoint_quarantined(self, event: _Event) -> None:
+        self.standing.quarantined.append((str(event.get("name", "")), str(event.get("reason", ""))))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,169 @@
+"""`status`: one screen about a run, from its records alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_resilience.cli import main, which_run
+from slurm_resilience.cli.status import rows, span
+from slurm_resilience.errors import ConfigError, ExitCode
+from slurm_resilience.observe.events import EventWriter
+from slurm_resilience.observe.standing import Standing
+from slurm_resilience.slurm.records import JobRecord
+
+RECORD = (
+    "JobId={job} JobName=x UserId=u(1) GroupId=u(1) JobState={state} Reason={reason} Restarts=1 "
+    "StartTime={start} EndTime={end} Command={command} WorkDir={work} StdOut={log}"
+)
+
+
+def record(tmp_path: Path, **fields: str) -> JobRecord:
+    known = {"job": "7", "state": "RUNNING", "reason": "None", "start": "1970-01-01T00:00:00", "end": "1970-01-01T01:00:00",
+             "command": "(null)", "work": str(tmp_path), "log": str(tmp_path / "log")}  # fmt: skip
+    return JobRecord.parse(RECORD.format(**{**known, **fields}))
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run that lost a node, came back and trains."""
+    folder = tmp_path / "a run"
+    folder.mkdir()
+    (folder / "run.json").write_text(
+        json.dumps({"v": 1, "run_id": "r-1", "argv": ["x"], "config": {"budgets": {"node_lost": 10}}})
+    )
+    writer = EventWriter(folder, restart=0)
+    writer.write("run_started", run_id="r-1", argv=["python", "train.py"])
+    writer.write("allocation_started", nodes=["n1", "n2"], job_id="local")
+    for node in ("n1", "n2"):
+        writer.write("agent_joined", node=node, warm=True)
+    writer.attempt = 1
+    writer.write("attempt_started", nodes=["n1", "n2"], world=2, plan={"global_batch": 48, "mesh": {"dp_shard": 2}})
+    writer.write("ranks_launched", world=2)
+    writer.write("first_step", step=1, loss=0.5)
+    writer.write("checkpoint_committed", step=10, name="c10", seconds=0.5, bytes=1_000_000)
+    writer.write("fault_detected", cause="node_lost", node="n2", detail="silent")
+    writer.write("agent_lost", node="n2", why="silent for 4.1 s")
+    writer.write("attempt_stopped", cause="node_lost", node="n2", fault=True, detail="silent")
+    writer.attempt = 2
+    writer.write("attempt_started", nodes=["n1"], world=1, plan={"global_batch": 48})
+    writer.write("ranks_launched", world=1)
+    writer.write("resumed", step=10, checkpoint="c10")
+    writer.write("first_step", step=11, loss=0.25)
+    writer.close()
+    return folder
+
+
+def test_the_screen_says_what_one_looks_for(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(run_dir)]) == ExitCode.OK
+    out = " ".join(capsys.readouterr().out.split())
+    for words in ("r-1: python train.py", "training", "2: 1 ranks, global batch 48", "11, loss 0.2500",
+                  "n2: lost, not in this attempt: silent for 4.1 s", "step 10 committed in 0.50 s",
+                  "node_lost 1 of 10 spent", "node_lost (n2): back in"):  # fmt: skip
+        assert words in out, words
+
+
+def test_sixty_columns_without_control_codes(run_dir: Path) -> None:
+    """A terminal of 60 columns, output piped: readable, no control codes."""
+    done = subprocess.run(
+        [sys.executable, "-m", "slurm_resilience", "status", str(run_dir)],
+        capture_output=True, text=True, timeout=120, check=True, env={**os.environ, "COLUMNS": "60", "TERM": "xterm-256color"},
+    )  # fmt: skip
+    assert max(map(len, done.stdout.splitlines())) <= 60
+    assert all(char.isprintable() or char == "\n" for char in done.stdout)
+    assert "global batch 48" in " ".join(done.stdout.split())
+
+
+def test_json_holds_the_same(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(run_dir), "--json"]) == ExitCode.OK
+    document = json.loads(capsys.readouterr().out)
+    assert (document["doing"], document["step"], document["attempt"]) == ("training", 11, 2)
+    assert document["budgets"] == {"node_lost": {"used": 1, "allowed": 10}}
+    assert document["incidents"][0]["cause"] == "node_lost"
+    assert document["incidents"][0]["recovered"]
+    assert document["nodes"]["n2"]["agent"] == "lost"
+
+
+def test_a_folder_without_a_run_and_a_word_that_is_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", str(tmp_path)]) == ExitCode.CONFIG_ERROR
+    assert "There is no run in" in capsys.readouterr().err
+    assert main(["status", "nonsense"]) == ExitCode.CONFIG_ERROR
+    assert "neither a folder nor the number of a job" in capsys.readouterr().err
+
+
+def test_a_prepared_run_has_not_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"v": 1, "run_id": "r-2", "argv": ["x"], "config": {}}))
+    assert main(["status", str(tmp_path)]) == ExitCode.OK
+    assert "no supervisor has written anything yet" in " ".join(capsys.readouterr().out.split())
+
+
+class TestWhichRun:
+    """A job leads to its run folder by what Slurm keeps of it."""
+
+    @staticmethod
+    def make(folder: Path) -> Path:
+        folder.mkdir(parents=True)
+        (folder / "run.json").write_text("{}")
+        return folder
+
+    def test_by_the_script_that_submit_wrote(self, tmp_path: Path) -> None:
+        run = self.make(tmp_path / "r")
+        assert which_run.of_job(record(tmp_path, command=str(run / "call" / "submission.sh"))) == run
+
+    def test_by_the_first_line_of_the_log_the_newest_where_runs_share_one(self, tmp_path: Path) -> None:
+        tmp_path = tmp_path.parent  # a run folder with a line break in its name is refused at submission
+        old, new = self.make(tmp_path / "old"), self.make(tmp_path / "new run")
+        (tmp_path / "log").write_text(f"hello\nslurm-resilience: run o-1 in {old}\nx\nslurm-resilience: run n-1 in {new}\n")
+        assert which_run.of_job(record(tmp_path)) == new
+
+    def test_by_the_place_of_the_template(self, tmp_path: Path) -> None:
+        run = self.make(tmp_path / "resilience-runs" / "job-7")
+        assert which_run.of_job(record(tmp_path)) == run
+
+    def test_a_job_that_is_not_ours(self, tmp_path: Path) -> None:
+        assert which_run.of_job(record(tmp_path, command="/somewhere/call/submission.sh")) is None
+
+    def test_a_job_that_slurm_does_not_know(self, tmp_path: Path) -> None:
+        class Nothing:
+            def job(self, job_id: str) -> JobRecord:
+                from slurm_resilience.slurm.failures import NoSuchJob
+
+                raise NoSuchJob("Slurm knows no job 7")
+
+        client: Any = Nothing()
+        with pytest.raises(ConfigError, match="give its run folder instead"):
+            which_run.find("7", client)
+
+
+def test_slurms_word_on_the_job(tmp_path: Path) -> None:
+    standing = Standing(job_id="7", restart=1, doing="training", because="on 2 ranks")
+    common: dict[str, Any] = {"live": {}, "used": {}, "budgets": {}}
+    told = dict(rows(standing, record=record(tmp_path), now=1800.0, **common))
+    assert told["job"] == "7, restart 1, RUNNING, 30 min of its time left"
+    waits = record(tmp_path, state="PENDING", reason="Resources", start="1970-01-01T02:00:00")
+    assert dict(rows(standing, record=waits, now=3600.0, **common))["job"].endswith(
+        "PENDING (Resources), Slurm expects it to start in 1.0 h"
+    )
+
+
+def test_ranks_of_the_live_view_only_for_the_attempt_that_it_is_about(tmp_path: Path) -> None:
+    standing = Standing.of([{"t": 1.0, "event": "attempt_started", "attempt": 3, "restart": 0, "nodes": ["n1"], "world": 1}])
+    rank = {"rank": 0, "step": 17, "phase": "step", "age_s": 0.25}
+    common: dict[str, Any] = {"used": {}, "budgets": {}, "record": None, "now": 2.0}
+    shown = rows(standing, live={"attempt": 3, "nodes": {"n1": [rank]}}, **common)
+    assert any("rank 0 step 17 step 0.2 s ago" in text for _, text in shown)
+    assert not any("step 17" in text for _, text in rows(standing, live={"attempt": 2, "nodes": {"n1": [rank]}}, **common))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0.0 s"), (0.01, "10 ms"), (0.4, "0.4 s"), (42, "42 s"), (90, "1.5 min"), (7200, "2.0 h"), (90_000 * 4, "4.2 days")],
+)
+def test_durations(seconds: float, text: str) -> None:
+    assert span(seconds) == text
