@@ -12,9 +12,9 @@ from typing import Any
 
 from slurm_resilience.cli.plan_options import add_scenario, minutes, nodes_of, positive, span, table, write_chart
 from slurm_resilience.errors import ConfigError, ExitCode
+from slurm_resilience.observe.ledger import Ledger
 from slurm_resilience.plan import chart, ettr
 from slurm_resilience.plan.interval import best_s, young_s
-from slurm_resilience.plan.ledger import Ledger
 from slurm_resilience.plan.scenario import DAY_S, RATES, Scenario, parse_rate
 
 

@@ -16,10 +16,11 @@ from pathlib import Path
 
 from slurm_resilience.cli.plan_options import minutes, positive, span, table
 from slurm_resilience.errors import ConfigError, ExitCode
-from slurm_resilience.plan.accounts import Account, Measured, account
-from slurm_resilience.plan.ledger import Ledger
+from slurm_resilience.observe.accounts import Account, Measured, account
+from slurm_resilience.observe.failures import Trace
+from slurm_resilience.observe.ledger import Ledger
 from slurm_resilience.plan.replay import OUR_QUEUE_S, STOCK_QUEUE_S, Policy, ours, replay, stock
-from slurm_resilience.plan.trace import Trace, read_csv
+from slurm_resilience.plan.trace import read_csv
 
 _UNKNOWN = Measured(None, None, None, None, None)
 _NAMES = {

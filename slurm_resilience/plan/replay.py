@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slurm_resilience.errors import Cause, ConfigError
-from slurm_resilience.plan.ledger import Ledger
-from slurm_resilience.plan.trace import Failure, Trace
+from slurm_resilience.observe.failures import Failure, Trace
+from slurm_resilience.observe.ledger import Ledger
 
 _WARNED = frozenset({Cause.PREEMPTION.value, Cause.TIME_LIMIT.value, Cause.NODE_DRAINED.value})
 _INSIDE = frozenset(

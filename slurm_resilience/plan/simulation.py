@@ -10,7 +10,7 @@ import math
 from typing import TYPE_CHECKING
 
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.plan.ledger import Ledger
+from slurm_resilience.observe.ledger import Ledger
 from slurm_resilience.plan.scenario import DAY_S, Scenario
 
 if TYPE_CHECKING:

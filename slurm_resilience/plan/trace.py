@@ -11,29 +11,12 @@ import csv
 import datetime
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from slurm_resilience.errors import Cause, ConfigError, nearest
+from slurm_resilience.observe.failures import Failure, Trace
 
 _UNITS = {"t_s": 1.0, "t_min": 60.0, "t_h": 3600.0, "t_days": 86_400.0}
 _BOUNDS = ("start", "end")
-
-
-@dataclass(frozen=True)
-class Failure:
-    """One failure, ``at_s`` seconds after the start of the trace."""
-
-    at_s: float
-    cause: str = Cause.NODE_LOST.value
-    node: str = ""
-
-
-@dataclass(frozen=True)
-class Trace:
-    """Failures in order, over ``length_s`` seconds."""
-
-    failures: tuple[Failure, ...]
-    length_s: float
 
 
 def read_csv(lines: Iterable[str], *, name: str = "the trace") -> Trace:

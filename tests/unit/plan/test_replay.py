@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.errors import Cause, ConfigError
+from slurm_resilience.observe.failures import Failure, Trace
 from slurm_resilience.plan.ettr import exact
 from slurm_resilience.plan.replay import Policy, ours, replay, stock
 from slurm_resilience.plan.scenario import DAY_S, Scenario
-from slurm_resilience.plan.trace import Failure, Trace, read_csv
+from slurm_resilience.plan.trace import read_csv
 
 PLAIN = Policy(interval_s=100, save_s=10, start_s=20, queue_s=30)
 INSIDE = Policy(100, 10, 20, 30, relaunch_s=5, inside=frozenset({"rank_crash", "node_lost"}), detect_s={"node_lost": 2})

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.plan.ledger import Ledger
-from slurm_resilience.plan.timeline import DOWN, LOST, QUEUED, SAVING, TRAINING, Timeline
-from slurm_resilience.plan.trace import Failure, Trace
+from slurm_resilience.observe.failures import Failure, Trace
+from slurm_resilience.observe.ledger import Ledger
+from slurm_resilience.observe.timeline import DOWN, LOST, QUEUED, SAVING, TRAINING, Timeline
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.plan.accounts import account
+from slurm_resilience.observe.accounts import account
 
 
 class FakeRun:
