@@ -83,5 +83,6 @@ class Agreement:
             return Wish()
         work, tensor = self._pending
         self._pending = None
-        work.wait()
+        with self._world.waiting():
+            work.wait()
         return Wish._of(tensor.tolist())

@@ -40,6 +40,18 @@ class Link(Protocol):
         """Busy with something else from now on; returns with what before."""
         ...
 
+    def push(self, name: str, phase: Phase, limit_s: float) -> None:
+        """A section begins inside of that; see :class:`progress.sections.Sections`."""
+        ...
+
+    def pop(self) -> None:
+        """The innermost section ends."""
+        ...
+
+    def own(self, seconds: float) -> None:
+        """What a step cost this rank before it had to meet the others."""
+        ...
+
     def orders(self) -> Orders:
         """What is asked for now."""
         ...
@@ -68,6 +80,8 @@ class AgentLink:
         self._not_before_s = 0.0
         self.beat = self._page.beat
         self.enter = self._page.enter
+        self.push, self.pop = self._page.push, self._page.pop
+        self.own = self._page.own
         self.orders = self._page.orders
 
     def send(self, kind: str, **fields: Any) -> bool:
@@ -115,6 +129,15 @@ class LocalLink:
     def enter(self, phase: Phase) -> Phase:
         before, self._phase = self._phase, phase
         return before
+
+    def push(self, name: str, phase: Phase, limit_s: float) -> None:
+        pass
+
+    def pop(self) -> None:
+        pass
+
+    def own(self, seconds: float) -> None:
+        pass
 
     def orders(self) -> Orders:
         return NO_ORDERS

@@ -6,9 +6,9 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 
@@ -21,24 +21,17 @@ from slurm_resilience.progress.page import Phase
 from slurm_resilience.training import data, gradients, loading
 from slurm_resilience.training.crash import CrashReporter
 from slurm_resilience.training.metrics import MetricsFile
+from slurm_resilience.training.own_time import OwnTime
 from slurm_resilience.training.probe import Probe
 from slurm_resilience.training.resume import Resumed, Resumer, place
 from slurm_resilience.training.saving import Saver
 from slurm_resilience.training.scaled import ScaledRate
+from slurm_resilience.training.sections import section
 from slurm_resilience.training.signals import SignalFlags
 from slurm_resilience.training.state import Registry
 from slurm_resilience.training.steps import Stepper
 from slurm_resilience.training.verify import CheckFn
 from slurm_resilience.training.weighing import Weighing
-
-_PHASES = {
-    "data": Phase.DATA,
-    "eval": Phase.EVALUATION,
-    "evaluation": Phase.EVALUATION,
-    "validation": Phase.EVALUATION,
-    "compile": Phase.COMPILE,
-    "checkpoint": Phase.CHECKPOINT,
-}
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +58,7 @@ class Run(Weighing):
         self._stepper: Stepper | None = None
         self._resumed: Resumed | None = None
         self._scaled_rate: ScaledRate | None = None
+        self._own_time: OwnTime | None = None
         self._flags = SignalFlags()
         if not self._flags.install():
             log.warning("Run() was made outside the main thread: signals are not watched")
@@ -242,12 +236,15 @@ class Run(Weighing):
             step = saver.saved_step = self._resumed.step
             self._say_resumed(self._resumed)
         self._saver = saver
+        self._own_time = OwnTime(self._link, self._world)
+        self._own_time.install(self._registry.models.values(), self._registry.optimizers.values())
         self._stepper = Stepper(
             step=step,
             attempt=self._attempt,
             world=self._world,
             link=self._link,
             saver=saver,
+            own_time=self._own_time,
             metrics=MetricsFile(self._folder) if self.rank == 0 else None,
             settings=self._settings,
             flags=self._flags,
@@ -328,14 +325,16 @@ class Run(Weighing):
         """
         self._ready("run.finish()").finish()
 
-    @contextmanager
-    def section(self, name: str) -> Iterator[None]:
-        """Say what the time is spent on ("data", "eval", "compile", …): each has its own limit before it counts as a hang."""
-        before = self._link.enter(_PHASES.get(name, Phase.USER))
-        try:
-            yield
-        finally:
-            self._link.enter(before)
+    def section(self, name: str, limit: float | Literal["auto"] | None = "auto") -> AbstractContextManager[None]:
+        """Say what the time is spent on ("data", "eval", "compile", …): each has its own limit before it counts as a hang.
+
+        ``limit`` in seconds is for the whole section, inner ones included; "auto" is learned from how long this section was
+        silent before, inner ones and time before the last beat not included; None means none.  Sections may be nested, and
+        each is judged by its own limit.  Raises ConfigError for a limit that is none.
+        """
+        if name != "data" and self._own_time is not None:
+            self._own_time.skip()
+        return section(self._link, name, limit)
 
     def beat(self) -> None:
         """Alive: for long work inside one step."""
@@ -355,6 +354,8 @@ class Run(Weighing):
 
     def close(self) -> None:
         """Put back the signal handlers and the exception hook of before."""
+        if self._stepper is not None:
+            self._stepper.close()
         self._flags.restore()
         self._crashes.restore()
         if Run._current is self:

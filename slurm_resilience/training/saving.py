@@ -15,7 +15,7 @@ from slurm_resilience.checkpoint import dcp
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError, Fenced
-from slurm_resilience.progress.page import Phase
+from slurm_resilience.progress.sections import LEARNED, Phase
 from slurm_resilience.training import rng
 from slurm_resilience.training.data import Source
 from slurm_resilience.training.link import Link
@@ -50,7 +50,7 @@ class Saver:
 
         Raises :class:`Fenced` when a newer attempt owns the checkpoints, ConfigError for state that cannot be kept.
         """
-        before = self._link.enter(Phase.CHECKPOINT)
+        self._link.push("checkpoint", Phase.CHECKPOINT, LEARNED)
         began = time.monotonic()
         leads = self._world.rank == 0
         if leads:
@@ -76,7 +76,7 @@ class Saver:
             return None
         finally:
             self.saved_at = time.monotonic()
-            self._link.enter(before)
+            self._link.pop()
         self.saved_step = step
         self.cost_s = time.monotonic() - began
         if leads:

@@ -18,8 +18,10 @@ from slurm_resilience.training.agreement import Agreement, Wish
 from slurm_resilience.training.data import Source
 from slurm_resilience.training.link import Link
 from slurm_resilience.training.metrics import MetricsFile
+from slurm_resilience.training.own_time import OwnTime
 from slurm_resilience.training.probe import to_float
 from slurm_resilience.training.saving import Saver
+from slurm_resilience.training.sections import CompileWatch
 from slurm_resilience.training.settings import Settings
 from slurm_resilience.training.signals import SignalFlags
 from slurm_resilience.training.world import World
@@ -40,6 +42,7 @@ class Stepper:
         world: World,
         link: Link,
         saver: Saver,
+        own_time: OwnTime,
         metrics: MetricsFile | None,
         settings: Settings,
         flags: SignalFlags,
@@ -53,6 +56,8 @@ class Stepper:
         self._world = world
         self._link = link
         self._saver = saver
+        self._own_time = own_time
+        self._compiling = CompileWatch(link, began=own_time.skip)
         self._metrics = metrics
         self._settings = settings
         self._flags = flags
@@ -89,6 +94,7 @@ class Stepper:
             self._end("already_complete")
             return
         while self.step < total:
+            self._compiling.look()
             self._link.enter(Phase.STEP)
             self._inside, self._updated = True, False
             try:
@@ -219,9 +225,15 @@ class Stepper:
         return self.save()
 
     def save(self) -> Entry | None:
+        self._own_time.skip()
         entry = self._saver.save(self.step, self._last_reported)
         self._link.beat(self.step)
         return entry
+
+    def close(self) -> None:
+        """Let go of what hangs in other people's hooks."""
+        self._compiling.forget()
+        self._own_time.remove()
 
     # -- telling ----------------------------------------------------------------------------------------------
 

@@ -41,5 +41,6 @@ class Weighing(Identity):
         if self._world.control is None:
             return number
         tensor = torch.tensor(number, dtype=torch.float64)
-        torch.distributed.all_reduce(tensor, group=self._world.control)
+        with self._world.waiting():
+            torch.distributed.all_reduce(tensor, group=self._world.control)
         return float(tensor)

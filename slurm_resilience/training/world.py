@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import datetime
 import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -26,6 +29,7 @@ class World:
     def __init__(self) -> None:
         self._control: dist.ProcessGroup | None = None
         self._checkpoint: dist.ProcessGroup | None = None
+        self.waited_s = 0.0  # in collectives of ours between two steps
 
     @property
     def rank(self) -> int:
@@ -48,6 +52,15 @@ class World:
     def checkpoint(self) -> dist.ProcessGroup | None:
         """The group for the checkpoint's collectives; None in a world of one."""
         return self._checkpoint
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around a collective of ours: the time is spent waiting for others, and is no work of this rank."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.waited_s += time.perf_counter() - began
 
     @property
     def team(self) -> Team:
