@@ -4,7 +4,7 @@ import os
 import time
 
 from . import comeback, drain, engine, files, hints, ledger, metrics, recheck, settle, slurm
-from .checks import FAIL, UNKNOWN
+from .checks import FAIL, FLAG, JOB, UNKNOWN
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -77,8 +77,10 @@ def _well(world: "World", results: "list[Result]", check: str) -> bool:
 
     A check that is not configured any more cannot pass: then the rest has to do.
     """
-    if any(result.status in (FAIL, UNKNOWN) for result in results):
-        return False
+    for result in results:
+        grave = result.check == check or (result.blame != JOB and result.severity != FLAG)
+        if result.status == UNKNOWN or (result.status == FAIL and grave):
+            return False
     return any(result.check == check for result in results) or check not in world.section("checks")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import binascii
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -32,16 +33,29 @@ SECTIONS: dict[str, dict[str, Any]] = {
 OPTIONS: dict[str, tuple[str, ...]] = {
     "clock": ("chronyc", "fail_s", "warn_s", "jump_s"),
     "cpu": ("count",),
+    "dcgm": ("dcgmi", "group"),
     "filesystem": ("paths",),
     "gpu": ("count", "nvidia_smi"),
     "gpu_memory": ("count", "nvidia_smi"),
+    "gpu_strangers": ("count", "least_uid", "nvidia_smi"),
+    "infiniband": ("ports", "rate_gbps", "flaps", "window_s"),
     "leftovers": ("fix", "least_uid"),
+    "lockups": (),
     "memory": ("real_memory_mb", "tolerance_percent"),
     "memory_errors": ("corrected", "uncorrected"),
+    "nvlink": ("links", "nvidia_smi"),
     "oom": (),
+    "pcie": ("nvidia_smi", "width"),
+    "services": ("names", "systemctl"),
     "tmpfiles": ("fix", "least_uid", "paths", "squeue"),
     "xid": ("nvidia_smi",),
 }
+TOOLS = ("nvidia_smi", "chronyc", "squeue", "dcgmi", "systemctl")
+_LISTS = {
+    "paths": None,
+    "ports": re.compile(r"[A-Za-z0-9_-]+:[0-9]+"),
+    "names": re.compile(r"[A-Za-z0-9@._:\\-]+"),
+}  # fmt: skip
 _PATH_OPTIONS = ("path", "mount", "type", "read_only_ok", "free_percent", "full_drains")
 _CHECK_KEYS = ("mode", "contexts", "timeout_s", "severity", "after_fails", "options", "nodes")
 _SITE_KEYS = (*_CHECK_KEYS[:5], "nodes", "command", "blame")
@@ -60,8 +74,16 @@ checks:
   leftovers: {}
   tmpfiles: {}
   # gpu: {options: {count: 8}}
+  lockups: {}
+  # services: {options: {names: [munge, sssd]}}
+  # gpu: {options: {count: 8}}
   # gpu_memory: {options: {count: 8}}
+  # gpu_strangers: {options: {count: 8}}
   # xid: {}
+  # nvlink: {options: {links: 18}}
+  # pcie: {options: {width: 16}}
+  # infiniband: {options: {ports: ["mlx5_0:1"], rate_gbps: 400}}
+  # dcgm: {options: {dcgmi: /usr/bin/dcgmi}}
   # A check of your own: any executable of root's; exit 0 ok, 1 warn, 2 fail, 3 unknown, and one line of text.
   # site_scratch: {command: /usr/local/sbin/check-scratch, contexts: [prolog, periodic], timeout_s: 5, blame: fabric}
 budget: {max_nodes: 10, max_percent: 5, partition_max_percent: 25}
@@ -159,12 +181,19 @@ def _check(name: str, entry: Any, mode: str, compiled: dict[str, Any], where: st
 def _options(name: str, value: Any, where: str) -> dict[str, Any]:
     given = dict(_mapping(value, where))
     _known(given, OPTIONS.get(name, ()), where)
-    for key in ("nvidia_smi", "chronyc", "squeue"):
-        if key in given:
-            _absolute(given[key], f"{where}.{key}")
+    for key, item in given.items():
+        if key in TOOLS:
+            _absolute(item, f"{where}.{key}")
+        elif key in _LISTS:
+            _list(item, _LISTS[key], f"{where}.{key}")
+        else:  # a word where a number belongs would switch the check off
+            _alike(item, False if key == "fix" else 0, f"{where}.{key}")
     for path in given.get("paths", []):
         if isinstance(path, Mapping) and name == "filesystem":
             _known(path, _PATH_OPTIONS, f"{where}.paths")
+            for key, item in path.items():
+                if key not in ("path", "type"):
+                    _alike(item, 0 if key == "free_percent" else False, f"{where}.paths.{key}")
             path = path.get("path")
         _absolute(path, f"{where}.paths")
     return given
@@ -191,6 +220,14 @@ def _alike(value: Any, default: Any, where: str) -> None:
         fits = isinstance(value, str)
     if not fits:
         raise ConfigError(f"{where} must be like {default!r}, not {value!r}")
+
+
+def _list(value: Any, form: re.Pattern[str] | None, where: str) -> None:
+    if not isinstance(value, list):
+        raise ConfigError(f"{where} must be a list, not {value!r}")
+    for item in value if form is not None else []:
+        if not isinstance(item, str) or form is None or not form.fullmatch(item) or item.startswith("-"):
+            raise ConfigError(f"{where}: {item!r} is no such name")
 
 
 def _one_of(value: Any, names: Any, where: str) -> str:

@@ -64,7 +64,7 @@ def _tools(compiled: dict[str, Any]) -> list[Finding]:
     for name, entry in compiled.get("checks", {}).items():
         if entry.get("mode") == "off":
             continue
-        for tool in filter(None, [entry.get("command"), entry["options"].get("nvidia_smi"), entry["options"].get("chronyc")]):
+        for tool in filter(None, [entry.get("command"), *(entry["options"].get(each) for each in configuration.TOOLS)]):
             if not os.access(tool, os.X_OK):
                 found.append(Finding("warning", f"{name}: {tool} cannot be run here; the check will say unknown"))
             elif files.distrust(tool, os.geteuid()):

@@ -11,7 +11,10 @@ from .. import child, files
 OK, WARN, FAIL, UNKNOWN = "ok", "warn", "fail", "unknown"
 NODE, JOB, FABRIC, NOBODY = "node", "job", "fabric", "unknown"  # whom the failure is blamed on
 FLAG, DRAIN_AFTER, DRAIN_NOW = "flag", "drain", "drain_now"
-ALL = ("clock", "cpu", "filesystem", "gpu", "gpu_memory", "leftovers", "memory", "memory_errors", "oom", "tmpfiles", "xid")
+ALL = (
+    "clock", "cpu", "dcgm", "filesystem", "gpu", "gpu_memory", "gpu_strangers", "infiniband", "leftovers", "lockups", "memory",
+    "memory_errors", "nvlink", "oom", "pcie", "services", "tmpfiles", "xid",
+)  # fmt: skip
 
 
 class Result:

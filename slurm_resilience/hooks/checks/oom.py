@@ -14,8 +14,9 @@ CONTEXTS = ("periodic", "boot")
 TIMEOUT_S = 3.0
 SEVERITY = "flag"
 
+# At the start only: names of processes and files, which users choose, are in other lines of the kernel's own
 _CGROUP = re.compile(r"Memory cgroup out of memory: Kill(?:ed)? process (\d+) \(([^)]{0,32})\)")
-_SYSTEM = re.compile(r"(?<!cgroup )[Oo]ut of memory: Kill(?:ed)? process (\d+) \(([^)]{0,32})\)")
+_SYSTEM = re.compile(r"Out of memory: Kill(?:ed)? process (\d+) \(([^)]{0,32})\)(?:.* UID:(\d+))?")
 SERVICES = ("slurmd", "slurmstepd", "munged", "sshd", "sssd", "systemd")
 
 
@@ -31,14 +32,15 @@ def check(host: Host) -> Result:
 
 def judge(lines: "list[str]") -> Result:
     """What these lines say."""
-    jobs, system = [], []
+    jobs, system, services = [], [], []
     for line in lines:
-        inside, outside = _CGROUP.search(line), _SYSTEM.search(line)
+        inside, outside = _CGROUP.match(line), _SYSTEM.match(line)
         if inside:
             jobs.append(inside.group(2))
         elif outside:
             system.append(outside.group(2))
-    for name in system:
+            services += [outside.group(2)] if outside.group(3) in (None, "0") else []
+    for name in services:
         if name.split(":")[0] in SERVICES:
             return Result(WARN, f"the kernel killed {name} for want of memory", "service", blame=NODE, severity=FLAG)
     if system:

@@ -29,6 +29,7 @@ APPLICATION = _codes("8 11 13 25 31 32 39-41 43 45 60 68-72 75-77 80 82-86 88 89
 NOTICE = _codes("37 38 44 63 66 67 78 92 93 106 107 121 137 141 152-154 156 157 160 161")
 DRAIN = _codes("46 54 62 64 74 109 110 119 120 136 143-151 155 158")
 DRAIN_AT_ONCE = _codes("48 79 95 140")
+# At the start only: the kernel puts names of processes and files, which users choose, into other lines of its own
 _LINE = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+),? ?(.*)")
 
 
@@ -64,7 +65,7 @@ def judge(lines: "list[str]") -> Result:
     worst = Result(OK, "no XID")
     rank = 0
     for line in lines:
-        found = _LINE.search(line)
+        found = _LINE.match(line)
         if not found:
             continue
         device, code, rest = found.group(1), int(found.group(2)), found.group(3)
@@ -89,4 +90,4 @@ def judge(lines: "list[str]") -> Result:
 
 def codes(lines: "list[str]") -> "list[int]":
     """The distinct codes in these lines, for the ledger."""
-    return sorted({int(found.group(2)) for found in (_LINE.search(line) for line in lines) if found})
+    return sorted({int(found.group(2)) for found in (_LINE.match(line) for line in lines) if found})

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.hooks import checks, comeback, hints, settle, world
+from slurm_resilience.hooks import checks, comeback, hints, periodic, settle, world
 from slurm_resilience.hooks.admin import configuration, entries, inspect, install, lemons
 from slurm_resilience.hooks.admin.conformance import tool
 from slurm_resilience.hooks.admin.entries import Places
@@ -53,6 +53,12 @@ def places(root_folder: Path) -> Places:
         ("checks: {gpu: {optons: {}}}", "options"),
         ("checks: {gpu: {options: {cuont: 4}}}", "count"),
         ("checks: {gpu: {options: {nvidia_smi: nvidia-smi}}}", "absolute"),
+        ("checks: {gpu: {options: {count: eight}}}", "count"),
+        ("checks: {leftovers: {options: {fix: 1}}}", "fix"),
+        ("checks: {infiniband: {options: {ports: mlx5_0}}}", "list"),
+        ("checks: {infiniband: {options: {ports: [mlx5_0]}}}", "no such name"),
+        ("checks: {services: {options: {names: [--all]}}}", "no such name"),
+        ("checks: {filesystem: {options: {paths: [{path: /x, mount: 1}]}}}", "mount"),
         ("checks: {gpu: {contexts: [prologue]}}", "prolog"),
         ("checks: {gpu: {severity: bad}}", "drain_now"),
         ("checks: {gpu: {timeout_s: 0}}", "above 0"),
@@ -272,6 +278,24 @@ def drained(
 def test_when_a_node_may_come_back(node: Node | None, passes: int, held_s: float, today: int, why: str) -> None:
     said = comeback.may_return(node, OURS, passes, 3, held_s, 600, today, 3)
     assert (why in said) if why else said == ""
+
+
+@pytest.mark.parametrize(
+    ("others", "well"),
+    [
+        ([], True),
+        ([Result("warn", check="oom")], True),
+        ([Result("fail", check="pcie", severity="flag")], True),
+        ([Result("fail", check="gpu_strangers", blame="job")], True),
+        ([Result("fail", check="memory")], False),
+        ([Result("unknown", check="dcgm", severity="flag")], False),
+        ([Result("fail", check="gpu", severity="flag")], False),
+    ],
+)
+def test_what_keeps_a_drained_node_out(others: list[Result], well: bool) -> None:
+    here = world.World("test", "n1", {"checks": {"gpu": {}}}, "", {}, 1.0)
+    results = [*others, *([] if others and others[0].check == "gpu" else [Result("ok", check="gpu")])]
+    assert periodic._well(here, results, "gpu") is well
 
 
 # --- hints from jobs ---

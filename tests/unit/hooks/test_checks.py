@@ -12,7 +12,8 @@ import pytest
 
 from slurm_resilience.hooks import checks, engine
 from slurm_resilience.hooks.admin.conformance import Case, answer, kernel_log, machine, tool, tool_by_argument
-from slurm_resilience.hooks.checks import clock, cpu, filesystem, oom, processes, xid
+from slurm_resilience.hooks.checks import clock, cpu, filesystem, infiniband, oom, processes, xid
+from tests.unit.hooks.device_cases import DEVICES, port_files
 
 Make = Callable[[Path], Case]
 GPUS = "".join(f"{index}, GPU-0000000{index}, None\n" for index in range(4))
@@ -151,6 +152,13 @@ TABLE: list[tuple[str, str, Make, str, str]] = [
     ("xid", "no log", nowhere(), "unknown", ""),
     ("xid", "hangs", files(kmsg=None), "unknown", ""),
     ("xid", "garbage", files(kmsg="NVRM: Xid (PCI:0000:3b:00): 79, no record\n"), "ok", ""),
+    ("xid", "a user's file of that name, which the kernel tells of when its program crashes",
+     files(kmsg=kernel_log([f"a[7]: segfault at 0 ip 0 sp 0 error 4 in {XID79}[400000+1000]"])), "ok", ""),
+    ("oom", "a user's file of that name", files(kmsg=kernel_log([
+        "a[7]: segfault at 0 ip 0 sp 0 error 4 in Out of memory: Killed process 77 (slurmd) x[400000+1000]"])), "ok", ""),
+    ("oom", "a user's process that calls itself slurmd", files(kmsg=kernel_log([
+        "Out of memory: Killed process 77 (slurmd) total-vm:1kB, anon-rss:1kB, UID:2001 pgtables:1kB"])), "warn", "ran out"),
+    *DEVICES,
 ]  # fmt: skip
 
 
@@ -212,6 +220,36 @@ def test_the_worst_xid_counts(tmp_path: Path) -> None:
 def test_no_xid_is_in_two_columns_of_the_table() -> None:
     groups = [xid.APPLICATION, xid.NOTICE, xid.DRAIN, xid.DRAIN_AT_ONCE]
     assert sum(map(len, groups)) == len(frozenset().union(*groups))
+
+
+# --- flaps are counted within a window ---
+
+
+def test_a_port_that_loses_its_link_again_and_again_is_flagged_and_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """soperator#481: the counter grows since boot, so only what it has grown by lately counts."""
+    now = [1000.0]
+    monkeypatch.setattr("slurm_resilience.hooks.checks.infiniband.time.monotonic", lambda: now[0])
+    memo = str(tmp_path / "memo.json")
+
+    def look(downed: int, after_s: float) -> Any:
+        now[0] += after_s
+        machine(tmp_path / "m", port_files(link_downed=f"{downed}\n"))
+        options = {"ports": ["mlx5_0:1"], "flaps": 5, "window_s": 3600}
+        return infiniband.check(checks.Host(options, now[0] + 9, str(tmp_path / "m"), memo=memo))
+
+    assert look(40, 0).status == "ok", "what was before we first looked is nobody's fault now"
+    assert look(44, 600).status == "ok"
+    flagged = look(45, 600)
+    assert (flagged.status, flagged.severity, flagged.blame) == ("fail", "flag", "fabric")
+    assert "5 times" in flagged.text
+    assert look(45, 3601).status == "ok", "an hour without one"
+    assert look(49, 7200).status == "ok", "four since the last look"
+    monkeypatch.setattr(infiniband, "boot_id", lambda: "another")
+    assert look(90, 60).status == "ok", "another boot starts anew"
+    (tmp_path / "memo.json").write_text('{"samples": [["x"], 7, [1, {"mlx5_0:1": "y"}]]}')
+    assert look(91, 60).status == "ok", "a torn memory is none"
 
 
 # --- clock, mounts, numbers ---
