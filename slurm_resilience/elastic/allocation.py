@@ -6,7 +6,7 @@ Unknown is not good news: a node that nobody could ask keeps the state and the m
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from slurm_resilience.errors import ConfigError
@@ -89,11 +89,14 @@ def remember(before: Mapping[str, Node], now: Iterable[Node]) -> dict[str, Node]
     return known
 
 
-def allocate(nodes: Sequence[Node], *, minimum: int = 1, maximum: int | None = None) -> Allocation:
+def allocate(
+    nodes: Sequence[Node], *, minimum: int = 1, maximum: int | None = None, before: Collection[str] = ()
+) -> Allocation:
     """The best ``maximum`` nodes for an attempt, in the order given.
 
     Preferred are known-up nodes before unknown ones, regular ones before spares, those with more slots before those
-    with fewer; suspects come last and only up to ``minimum``.  Raises :class:`ConfigError` when fewer than that can be used.
+    with fewer, and among equals those of the attempt ``before``; suspects come last and only up to ``minimum``.  Raises
+    :class:`ConfigError` when fewer than that can be used.
     """
     _refuse_nonsense(nodes, minimum, maximum)
     left_out = {node.name: node.unusable for node in nodes if node.unusable}
@@ -106,8 +109,11 @@ def allocate(nodes: Sequence[Node], *, minimum: int = 1, maximum: int | None = N
             + f"give {minimum - len(usable)} more usable node{'s' * (minimum - len(usable) > 1)}",
         )
     ranked = sorted(
-        usable, key=lambda node: (bool(node.suspect), node.spare, node.state is NodeState.UNKNOWN, -(node.slots or 0))
-    )
+        usable,
+        key=lambda node: (
+            bool(node.suspect), node.spare, node.state is NodeState.UNKNOWN, -(node.slots or 0), node.name not in before,
+        ),
+    )  # fmt: skip
     clean = sum(not node.suspect for node in ranked)
     count = min(len(ranked) if maximum is None else maximum, max(clean, minimum))
     chosen = {node.name for node in ranked[:count]}

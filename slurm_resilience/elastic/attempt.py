@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from slurm_resilience.elastic.allocation import Allocation, Node, allocate
@@ -32,14 +32,17 @@ def plan_attempt(
     *,
     constraints: MeshConstraints | None = None,
     previous: Mapping[str, int] | None = None,
+    before: Collection[str] = (),
     deal: Deal = "even",
     scale: Rule | None = None,
 ) -> dict[str, Any]:
     """The plan of one attempt, as plain values that go to every rank.
 
     ``nodes`` are names in rank order, names with the slots of each, or :class:`Node` values with states and marks.  Nodes
-    over the configured maximum, and GPUs that no mesh can use, are spares.  Constraints are ``config.mesh`` unless given.  With
-    ``scale`` the accumulation of the largest allocation is kept instead of the batch.  Keys of the result:
+    over the configured maximum, and GPUs that no mesh can use, are spares.  ``previous`` is the mesh of the last attempt and
+    ``before`` its nodes: among equals, the fewest changes win.  ``ranks_per_node`` is the most that any node can hold, whatever
+    those at hand do.  Constraints are ``config.mesh`` unless given.  With ``scale`` the accumulation of the largest allocation
+    is kept instead of the batch.  Keys of the result:
 
     ``ranks`` · ``nodes``, those used, in rank order · ``ranks_per_node``, of each of them · ``mesh`` · ``global_batch``,
     ``micro_batch``, ``accumulation``, ``samples_per_dp_rank`` (None, None, 1, None without a global batch) · ``lr_factor``
@@ -49,10 +52,11 @@ def plan_attempt(
     """
     low, high = config.nodes
     known = _nodes(nodes, ranks_per_node)
-    allocation = allocate(known, minimum=low, maximum=high)
+    allocation = allocate(known, minimum=low, maximum=high, before=before)
     rules = constraints or constraints_of(config.mesh)
     mesh = plan_mesh(gpus_per_node=allocation.slots, constraints=rules, max_dp=config.global_batch, previous=previous)
-    return {**_placement(allocation, mesh), **_batch(config, known, mesh, deal, scale)}
+    most = config.nodes[1] * max(ranks_per_node, *(node.slots or 0 for node in known))
+    return {**_placement(allocation, mesh, previous), **_batch(config, most, mesh, deal, scale)}
 
 
 def constraints_of(mesh: Any) -> MeshConstraints:
@@ -66,11 +70,18 @@ def _nodes(nodes: Sequence[str] | Sequence[Node] | Mapping[str, int], ranks_per_
     return [Node(node, ranks_per_node) if isinstance(node, str) else node for node in nodes]
 
 
-def _placement(allocation: Allocation, mesh: MeshPlan) -> dict[str, Any]:
+def _placement(allocation: Allocation, mesh: MeshPlan, previous: Mapping[str, int] | None) -> dict[str, Any]:
     used = {node.name: count for node, count in zip(allocation.nodes, mesh.used_per_node, strict=True) if count}
     spare = {node.name: count for node, count in zip(allocation.nodes, mesh.spares_per_node, strict=True) if count}
     spare.update((node.name, node.slots or 0) for node in allocation.spare_nodes)
     partly = [f"{used[name]} used and {count} spare on {name}" for name, count in spare.items() if name in used]
+    partly += [f"{node.name} is spare, a suspect: {node.suspect}" for node in allocation.spare_nodes if node.suspect]
+    partly += [f"{node.name} is used though a suspect: {node.suspect}" for node in allocation.nodes if node.suspect]
+    if previous is not None:
+        changed = [
+            f"{name} {previous.get(name, 1)} to {size}" for name, size in mesh.axes.items() if previous.get(name, 1) != size
+        ]
+        partly.append("changed: " + ", ".join(changed) if changed else "the mesh of the attempt before")
     return {
         "ranks": mesh.used,
         "nodes": list(used),
@@ -83,13 +94,12 @@ def _placement(allocation: Allocation, mesh: MeshPlan) -> dict[str, Any]:
     }
 
 
-def _batch(config: AttemptConfig, nodes: Sequence[Node], mesh: MeshPlan, deal: Deal, scale: Rule | None) -> dict[str, Any]:
+def _batch(config: AttemptConfig, most: int, mesh: MeshPlan, deal: Deal, scale: Rule | None) -> dict[str, Any]:
     if config.global_batch is None:
         return {"global_batch": None, "micro_batch": None, "accumulation": 1, "samples_per_dp_rank": None, "lr_factor": 1.0}
-    # The largest allocation is the reference: a micro-batch that nobody chose is a rank's whole share there, so that it, and
-    # the memory it needs, stay the same when the allocation shrinks.
-    largest = config.nodes[1] * max(node.slots or 0 for node in nodes)
-    reference = max(mesh.dp_ranks, min(config.global_batch, largest // (mesh.used // mesh.dp_ranks)))
+    # The largest allocation that can be, of ``most`` ranks, is the reference: a micro-batch that nobody chose is a rank's whole
+    # share there, so that it, and the memory it needs, stay the same when the allocation shrinks or its largest node is lost.
+    reference = max(mesh.dp_ranks, min(config.global_batch, most // (mesh.used // mesh.dp_ranks)))
     micro = config.micro_batch or -(-config.global_batch // reference)
     total, lr_factor = config.global_batch, 1.0
     if scale is not None:

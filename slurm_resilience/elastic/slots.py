@@ -1,8 +1,4 @@
-"""How many ranks can each node hold, by what Slurm says about GPUs and tasks?
-
-Slurm speaks of GPUs in many dialects: ``SLURM_GPUS_PER_NODE=a100:4``, ``Gres=gpu:a100:4(S:0-1),shard:8``,
-``gres/gpu:h100=8``, ``SLURM_TRES_PER_TASK=cpu=8,gres/gpu=1``.  All are read here, and nothing else is guessed.
-"""
+"""How many ranks can each node hold, by what Slurm says about GPUs and tasks?  Nothing is guessed."""
 
 from __future__ import annotations
 
@@ -10,35 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 
 from slurm_resilience.errors import ConfigError
+from slurm_resilience.slurm.environment import tasks_per_node
+from slurm_resilience.slurm.gpus import gpus_in
 
-_GRES = re.compile(r"(?:gres[/:])?gpu(?:[:=]|$)")
-_BARE = re.compile(r"(?:[A-Za-z_][\w.-]*:)?\d+")
-
-
-def gpus_in(text: str, *, bare: bool = False) -> int | None:
-    """GPUs in one of Slurm's texts; None when it does not speak of GPUs at all.
-
-    ``bare``: the text is of a ``--gpus…`` option or its variable, where the word gpu is left out (``8``, ``a100:4``).
-
-    A list of types is summed (``a100:2,v100:2`` is 4).  In a TRES list the total stands beside its parts
-    (``gres/gpu=8,gres/gpu:a100=8``) and is not added to them.
-    """
-    typed, plain, seen = 0, 0, False
-    for word in re.sub(r"\([^)]*\)", "", text).replace(" ", "").split(","):
-        if _GRES.match(word):
-            rest = _GRES.sub("", word, count=1)
-        elif bare and _BARE.fullmatch(word):
-            rest = word
-        else:
-            continue
-        kind, _, count = re.sub("=", ":", rest).rpartition(":")
-        if not count.isdigit():  # "gpu" and "gpu:a100" mean one
-            kind, count = rest, "1"
-        seen = True
-        typed, plain = (typed + int(count), plain) if kind else (typed, plain + int(count))
-    if not seen:
-        return None
-    return max(typed, plain) if "=" in text else typed + plain
+_COUNTS = re.compile(r"(?=.*[,(])\d+(?:\(x\d+\))?(?:,\d+(?:\(x\d+\))?)*", re.ASCII)
 
 
 def slots_per_node(
@@ -53,12 +24,15 @@ def slots_per_node(
 
     In this order: ``gpus`` counted on each node (what its agent found, or its record says), ``SLURM_GPUS_PER_NODE`` of
     ``environment``, ``tasks`` (Slurm's tasks per node, already checked against the node list), ``ranks_per_node``.  GPUs are
-    divided by those of a task (``SLURM_GPUS_PER_TASK``); a given ``ranks_per_node`` is the most that any node gets.  Raises
-    :class:`ConfigError` when nothing is known, or when a task needs more GPUs than any node has.
+    divided by those of a task (``SLURM_GPUS_PER_TASK``) or shared by its tasks (``SLURM_NTASKS_PER_GPU``); a given
+    ``ranks_per_node`` is the most that any node gets.  Raises :class:`ConfigError` when nothing is known, or when a task needs
+    more GPUs than any node has.
     """
     known = environment or {}
     per_task = gpus_in(known.get("SLURM_GPUS_PER_TASK", ""), bare=True) or gpus_in(known.get("SLURM_TRES_PER_TASK", "")) or 1
-    on_node = gpus_in(known.get("SLURM_GPUS_PER_NODE", ""), bare=True)
+    sharing = known.get("SLURM_NTASKS_PER_GPU", "")
+    per_gpu = max(1, int(sharing)) if sharing.isdecimal() else 1
+    asked = _asked(known.get("SLURM_GPUS_PER_NODE", ""), len(nodes))
     if tasks is not None and len(tasks) != len(nodes):
         raise ConfigError(
             f"{len(tasks)} counts of tasks for {len(nodes)} nodes",
@@ -67,9 +41,9 @@ def slots_per_node(
         )
     out: dict[str, int] = {}
     for index, name in enumerate(nodes):
-        found = (gpus or {}).get(name, on_node)
+        found = (gpus or {}).get(name, asked[index])
         if found is not None:
-            slots = found // per_task
+            slots = found * per_gpu // per_task
         elif tasks is not None:
             slots = tasks[index]
         elif ranks_per_node is not None:
@@ -84,7 +58,15 @@ def slots_per_node(
     if out and not any(out.values()) and per_task > 1:
         raise ConfigError(
             f"A task needs {per_task} GPUs, and no node has as many",
-            evidence=f"SLURM_GPUS_PER_TASK is {per_task}; GPUs of the nodes: {dict(gpus or {}) or on_node}",
+            evidence=f"SLURM_GPUS_PER_TASK is {per_task}; GPUs of the nodes: {dict(gpus or {}) or asked}",
             remedy="ask for fewer GPUs per task, or for nodes with more",
         )
     return out
+
+
+def _asked(text: str, nodes: int) -> Sequence[int | None]:
+    """GPUs of each node by one number for all, or by a list such as ``4(x2),3``, which is not ours unless it is as long."""
+    if _COUNTS.fullmatch(text):
+        counts = tasks_per_node(text)
+        return counts if len(counts) == nodes else [None] * nodes
+    return [gpus_in(text, bare=True)] * nodes

@@ -13,10 +13,12 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 
 from slurm_resilience.runtime.backend import Ended, last_words
 from slurm_resilience.runtime.run_folder import RunFolder
 from slurm_resilience.slurm.child import SHIELDED
+from slurm_resilience.slurm.gpus import gpu_request
 
 # These would shape the agents' steps after the batch script's own request, which is about something else.
 # SLURM_CPUS_PER_TASK makes srun (23.11+) ask for --exact, which would confine the ranks to that many CPUs.
@@ -30,13 +32,17 @@ _NOT_FOR_SRUN = (
 )  # fmt: skip
 
 
-def srun_command(job_id: str, node: str, run_dir: str, *, binds: bool) -> list[str]:
+def srun_command(job_id: str, node: str, run_dir: str, *, binds: bool, gpus: int | None = None) -> list[str]:
     """The srun of one agent.
 
-    ``--overlap`` without ``--exact`` gives the step all CPUs, memory and GPUs that the job has on the node, beside whatever
-    else runs there.  ``binds``: this cluster binds tasks to cores, which the one task must not be.
+    ``--overlap`` without ``--exact`` gives the step all CPUs and memory that the job has on the node, beside whatever
+    else runs there.  ``binds``: this cluster binds tasks to cores, which the one task must not be.  ``gpus``: how many the job
+    holds there.  They are asked for by ``--gpus``: without a word the step inherits the job's own request, so that one of
+    ``--gpus=6`` on two nodes is refused, and one of ``--gpus-per-task=2`` gets two.  Source: tried on 22.05.8, where
+    ``--gres`` and ``--gpus-per-node`` are refused on a node that holds more than its even part.
     """
     bind = ["--cpu-bind=none"] if binds else []
+    bind += [f"--gpus={gpus}"] if gpus else ["--gres=none"] if gpus == 0 else []
     return [
         "srun", f"--jobid={job_id}", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--nodes=1", "--ntasks=1",
         f"--nodelist={node}", *bind, "--mpi=none", "--export=ALL", "--input=none", "--unbuffered", "--quiet",
@@ -46,15 +52,22 @@ def srun_command(job_id: str, node: str, run_dir: str, *, binds: bool) -> list[s
 
 
 class SlurmBackend:
-    """The allocation of this job.  ``nodes`` come from Slurm's own list, never from counts that may be stale."""
+    """The allocation of this job.  ``nodes`` come from Slurm's own list, never from counts that may be stale.
 
-    def __init__(self, folder: RunFolder, job_id: str, nodes: tuple[str, ...], *, binds: bool) -> None:
+    ``gpus``: those that the job holds on each node, where that is known.
+    """
+
+    def __init__(
+        self, folder: RunFolder, job_id: str, nodes: tuple[str, ...], *, binds: bool, gpus: Mapping[str, int] | None = None
+    ) -> None:
         self._binds = binds
+        self._gpus = dict(gpus or {})
         self._folder = folder
         self._job_id = job_id
         self._nodes = nodes
         self._sruns: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
-        self._environment = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_SRUN}
+        left_out = {*_NOT_FOR_SRUN, *(gpu_request() if gpus else ())}
+        self._environment = {name: value for name, value in os.environ.items() if name not in left_out}
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -62,7 +75,7 @@ class SlurmBackend:
 
     def start(self, node: str) -> None:
         self._let_go(node)
-        command = srun_command(self._job_id, node, str(self._folder.path), binds=self._binds)
+        command = srun_command(self._job_id, node, str(self._folder.path), binds=self._binds, gpus=self._gpus.get(node))
         with open(self._folder.start_log(node), "ab") as file:
             start = file.tell()
             # Blocked, not ignored: srun itself sets what it does with signals, and until then none must reach it.

@@ -23,8 +23,8 @@ from slurm_resilience.runtime.attempt import Attempt
 from slurm_resilience.runtime.farewell import Farewell, Leaving
 from slurm_resilience.runtime.history import History
 from slurm_resilience.runtime.outbox import Outbox
-from slurm_resilience.runtime.planner import Placement, place
-from slurm_resilience.runtime.policy import Decision, Situation, decide, decide_warned
+from slurm_resilience.runtime.planner import Placement, look_at, place
+from slurm_resilience.runtime.policy import Decision, Situation, decide, decide_misfit, decide_warned
 from slurm_resilience.runtime.run_folder import RunStatus
 from slurm_resilience.runtime.scene import Scene
 from slurm_resilience.runtime.spec import RunSpec
@@ -256,10 +256,15 @@ class Coordinator:
 
     def _prepare(self, decision: Decision) -> None:
         order = {name: position for position, name in enumerate(self.fleet.nodes)}
+        names = sorted(decision.nodes, key=order.__getitem__)
+        last = self.scene.attempt
         try:
-            placement = place(sorted(decision.nodes, key=order.__getitem__), self.config)
+            nodes = look_at(names, self.config, gpus=self.spec.gpus, gpu_request=self.spec.gpu_request)
+            placement = place(nodes, self.config, previous=self.history.mesh, before=last.nodes if last is not None else ())
         except ConfigError as error:
-            self._leave(_stop(str(error), Cause.CONFIG_ERROR, ExitCode.CONFIG_ERROR))
+            can = self.config.requeue and self.spec.can_requeue
+            lost = bool(self.fleet.lost())
+            self._leave(decide_misfit(str(error), self._fault[0] if self._fault else None, lost=lost, can_requeue=can))
             return
         self._out.attempt += 1
         self.scene.attempt = Attempt(self.number, placement, now=self._out.now)

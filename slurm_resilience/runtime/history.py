@@ -35,6 +35,7 @@ class History:
     """Counts since the last progress.  Progress is a committed checkpoint that is newer than any before.
 
     ``excused``: attempts that something outside their ranks ended; a checkpoint that they were loading is not to blame.
+    ``mesh``: that of the last attempt, over all allocations; None before the first.
     """
 
     best_step: int = -1
@@ -46,6 +47,7 @@ class History:
     restart: int = -1
     failed: bool = False
     open_attempt: Mapping[str, Any] | None = None
+    mesh: Mapping[str, int] | None = None
 
     @classmethod
     def replay(cls, events: Iterable[Mapping[str, Any]]) -> History:
@@ -85,6 +87,8 @@ class History:
     def _on_attempt_started(self, event: Mapping[str, Any]) -> None:
         self._abandon()
         self.open_attempt = event
+        mesh = (event.get("plan") or {}).get("mesh")
+        self.mesh = mesh if isinstance(mesh, Mapping) else self.mesh
 
     def _on_attempt_stopped(self, event: Mapping[str, Any]) -> None:
         self.open_attempt = None

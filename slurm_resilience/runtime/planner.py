@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slurm_resilience.config import ResilienceConfig
-from slurm_resilience.elastic.attempt import plan_attempt
+from slurm_resilience.elastic.allocation import Node
+from slurm_resilience.elastic.attempt import constraints_of, plan_attempt
+from slurm_resilience.elastic.outlook import outlook
+from slurm_resilience.elastic.slots import slots_per_node
+from slurm_resilience.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,53 @@ class Placement:
         return cls(tuple(plan["nodes"]), tuple(ranks), plan)
 
 
-def place(nodes: Sequence[str], config: ResilienceConfig) -> Placement:
-    """The layout of the next attempt on ``nodes``.  Raises :class:`ConfigError` when the batch or mesh does not fit them."""
-    return Placement.of_plan(plan_attempt(list(nodes), config.ranks_per_node, config, scale=config.keep_accumulation))
+def look_at(
+    names: Sequence[str],
+    config: ResilienceConfig,
+    *,
+    gpus: Mapping[str, int] | None = None,
+    gpu_request: Mapping[str, str] | None = None,
+    suspects: Mapping[str, str] | None = None,
+) -> list[Node]:
+    """Nodes that could run ranks, as the planner sees them: what each can hold, and what speaks against it.
+
+    ``gpus``: those that the job holds on each node, where that is known; one that is not on it keeps the configured number of
+    ranks.  ``gpu_request``: Slurm's variables about them.  ``suspects``: node → reason.  Raises :class:`ConfigError` when no
+    node has as many GPUs as one rank needs.
+    """
+    slots = slots_per_node(names, ranks_per_node=config.ranks_per_node, gpus=gpus, environment=gpu_request)
+    return [Node(name, slots[name], suspect=(suspects or {}).get(name, "")) for name in names]
+
+
+def place(
+    nodes: Sequence[Node] | Sequence[str],
+    config: ResilienceConfig,
+    *,
+    previous: Mapping[str, int] | None = None,
+    before: Collection[str] = (),
+) -> Placement:
+    """The layout of the next attempt on the best of ``nodes``, which are in rank order; plain names hold all their ranks.
+
+    ``previous`` and ``before`` are the mesh and the nodes of the attempt before: among equals, the fewest changes win.  Raises
+    :class:`ConfigError` when the batch or mesh does not fit them.
+    """
+    plan = plan_attempt(nodes, config.ranks_per_node, config, previous=previous, before=before, scale=config.keep_accumulation)
+    return Placement.of_plan(plan)
+
+
+def fewest_that_fit(config: ResilienceConfig, most: int) -> int:
+    """The fewest nodes, down from ``most``, that batch and mesh fit on.  Raises :class:`ConfigError` when not even those do."""
+    whole = [config.ranks_per_node] * most
+    return outlook(whole, constraints_of(config.mesh), global_batch=config.global_batch)[-1].nodes
+
+
+def check_fit(config: ResilienceConfig) -> None:
+    """Refuse a smallest allocation that nothing could be trained on.  Raises :class:`ConfigError` with what would do."""
+    low, high = config.nodes
+    fewest = fewest_that_fit(config, high)
+    if low < fewest:
+        raise ConfigError(
+            f"nodes={low}-{high} begins below what the mesh needs: it does not fit on fewer than {fewest} nodes",
+            evidence=f"{config.ranks_per_node} ranks on each node; `slurm-resilience plan mesh` shows every smaller allocation",
+            remedy=f"ask for --nodes {fewest}-{high}, or allow a smaller mesh",
+        )

@@ -40,7 +40,10 @@ class Situation:
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do.  ``reason`` is a sentence for people; ``cause`` is why the run ends or moves, where it does."""
+    """What to do.  ``reason`` is a sentence for people; ``cause`` is why the run ends or moves, where it does.
+
+    ``nodes`` are all that could take part in a launch; the planner chooses among them.
+    """
 
     action: Action
     reason: str
@@ -89,6 +92,24 @@ def decide_warned(cause: Cause, detail: str, *, already_requeued: bool, can_requ
     return Decision("stop", f"{why}: the run ends here", (), cause, code)
 
 
+def decide_misfit(why: str, fault: Cause | None, *, lost: bool, can_requeue: bool) -> Decision:
+    """What to do when batch or mesh do not fit on the nodes that are ready.
+
+    Where nodes were ``lost`` it is the allocation that has become too small, and another one may do; else it is a mistake in
+    the configuration, which no other allocation mends.
+    """
+    if not lost:
+        return Decision("stop", why, (), Cause.CONFIG_ERROR, ExitCode.CONFIG_ERROR)
+    cause = fault if fault in (Cause.NODE_LOST, Cause.NODE_DRAINED) else Cause.NODE_LOST
+    if can_requeue:
+        return Decision(
+            "requeue", f"what is left is too little: a new allocation is asked for ({why})", (), cause, EXIT_CODE_OF[cause]
+        )
+    return Decision(
+        "stop", f"what is left is too little, and the job cannot be requeued ({why})", (), cause, EXIT_CODE_OF[cause]
+    )
+
+
 def _give_up(history: History, now: Situation, config: ResilienceConfig) -> Decision | None:
     if history.supervisor_restarts > MAX_SUPERVISOR_RESTARTS:
         reason = f"the supervisor was restarted {history.supervisor_restarts} times without a new checkpoint in between"
@@ -128,7 +149,7 @@ def _back_off(history: History, now: Situation) -> Decision | None:
 def _with_whom(now: Situation, config: ResilienceConfig) -> Decision:
     fewest, most = config.nodes
     if len(now.ready) >= most:
-        return Decision("launch", _counted(now, most, fewest), now.ready[:most])
+        return Decision("launch", _counted(now, most, fewest), now.ready)
     if now.coming:
         return Decision("wait", f"{len(now.ready)} of {most} nodes are ready; waiting for {', '.join(now.coming)}")
     if len(now.ready) >= fewest:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -10,7 +11,8 @@ from typing import Any
 class RunSpec:
     """``requeue_nodes``: fewest and most nodes to ask for in the next allocation, None for what the job asked for.
 
-    ``settings``: the part of the configuration that ranks get.  ``restart``: Slurm's restart count.
+    ``settings``: the part of the configuration that ranks get.  ``restart``: Slurm's restart count.  ``gpus``: those of the
+    job on each node, empty where it has none or nobody could tell; ``gpu_request``: what its environment says of them.
     """
 
     argv: tuple[str, ...]
@@ -24,3 +26,5 @@ class RunSpec:
     can_requeue: bool
     requeue_nodes: tuple[int, int] | None = None
     kill_wait_s: float = 30.0
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    gpu_request: Mapping[str, str] = field(default_factory=dict)

@@ -19,12 +19,14 @@ from slurm_resilience.runtime.backend_local import LocalBackend
 from slurm_resilience.runtime.backend_slurm import SlurmBackend
 from slurm_resilience.runtime.command import parse_python
 from slurm_resilience.runtime.errands import Errands
+from slurm_resilience.runtime.planner import check_fit, fewest_that_fit
 from slurm_resilience.runtime.run_folder import RunFolder
 from slurm_resilience.runtime.spec import RunSpec
 from slurm_resilience.runtime.supervisor import Supervisor
 from slurm_resilience.runtime.whereabouts import address_towards
 from slurm_resilience.slurm.client import CommandClient, SlurmClient
 from slurm_resilience.slurm.environment import SlurmEnvironment
+from slurm_resilience.slurm.gpus import gpu_request
 from slurm_resilience.slurm.timeleft import DEFAULT_KILL_WAIT_S, kill_wait_s
 
 LEAD_VARIABLE = "RESILIENCE_SIGNAL_LEAD_S"
@@ -96,10 +98,10 @@ def supervise(wish: Wish, *, show: Callable[[str], None]) -> int:
         spec = _spec(
             wish, config, folder, job_id=here.job_id, restart=here.restart_count, has_slurm=True,
             kill_wait_s=around.kill_wait_s, can_requeue=around.can_requeue, requeue_nodes=config.nodes if chosen else None,
+            gpus=around.gpus, gpu_request=gpu_request(),
         )  # fmt: skip
-        backend = SlurmBackend(
-            folder, here.raw_job_id, here.nodes, binds="affinity" in around.settings.get("TaskPlugin", "affinity")
-        )
+        binds = "affinity" in around.settings.get("TaskPlugin", "affinity")
+        backend = SlurmBackend(folder, here.raw_job_id, here.nodes, binds=binds, gpus=around.gpus)
         errands = around.errands(here, run_id)
     restarted = alive and before is not None and (before.job_id, before.restart_count) == (spec.job_id, spec.restart)
     supervisor = Supervisor(
@@ -163,12 +165,14 @@ def configure(wish: Wish, nodes: int) -> tuple[ResilienceConfig, bool]:
     chosen = "nodes" in config.model_fields_set
     if not chosen:
         config = ResilienceConfig.load(wish.config_file, {**values, "nodes": (1, nodes)})
+        config = config.model_copy(update={"nodes": (fewest_that_fit(config, nodes), nodes)})
     if nodes < config.nodes[0]:
         raise ConfigError(
             f"{nodes} nodes are too few: at least {config.nodes[0]} are asked for",
             evidence=f"nodes={config.nodes}, and the allocation has {nodes}",
             remedy="lower the minimum of --nodes, or ask Slurm for more nodes",
         )
+    check_fit(config)
     return config, chosen
 
 
@@ -181,6 +185,7 @@ class _Surroundings:
     kill_wait_s: float = DEFAULT_KILL_WAIT_S
     can_requeue: bool = True
     started_at: float | None = None
+    gpus: dict[str, int] = field(default_factory=dict)
     problem: str = ""
 
     @classmethod
@@ -193,6 +198,7 @@ class _Surroundings:
             record = client.job(here.job_id)
             found.can_requeue = record.fields.get("BatchFlag", "1") != "0"
             found.started_at = record.start_at
+            found.gpus = {name: count for name, count in client.gpus(here.job_id).items() if name in here.nodes}
             known = client.nodes(found.others) if found.others else {}
             found.others = [known[name].fields.get("NodeAddr", name) if name in known else name for name in found.others]
         except SlurmError as error:

@@ -14,6 +14,7 @@ from typing import Protocol
 from slurm_resilience.errors import SlurmError
 from slurm_resilience.slurm import child
 from slurm_resilience.slurm.failures import NoSuchJob, NoSuchNode, classify
+from slurm_resilience.slurm.gpus import gpus_on_nodes
 from slurm_resilience.slurm.nodeset import fold
 from slurm_resilience.slurm.records import JobRecord, NodeRecord, parse_config, parse_fields, parse_sacct, parse_time
 from slurm_resilience.slurm.states import JobState, cancelled_by, parse_state
@@ -35,11 +36,31 @@ class AccountingRecord:
     end_at: float | None
 
 
+@dataclass(frozen=True)
+class QueueEntry:
+    """One line of the queue: enough to see whether a job needs a closer look."""
+
+    job_id: str
+    state: JobState
+    reason: str
+    comment: str
+
+    @property
+    def needs_a_look(self) -> bool:
+        """It waits for something else than its turn: a begin time, a release, nodes that do not exist."""
+        reason = self.reason.lower()
+        return "held" in reason or "hold" in reason or reason.startswith(("begintime", "badconstraints"))
+
+
 class SlurmClient(Protocol):
     """What the package needs of Slurm.  Job ids are in the form of :attr:`SlurmEnvironment.job_id`."""
 
     def job(self, job_id: str) -> JobRecord:
         """The controller's record.  Raises NoSuchJob when it has none."""
+        ...
+
+    def queue(self, user: str) -> list[QueueEntry]:
+        """That user's jobs that are not over; tasks of an array that never started are left out."""
         ...
 
     def pending(self, user: str) -> list[JobRecord]:
@@ -60,6 +81,10 @@ class SlurmClient(Protocol):
 
     def partition(self, name: str) -> dict[str, str]:
         """The settings of a partition."""
+        ...
+
+    def gpus(self, job_id: str) -> dict[str, int]:
+        """GPUs that a running job holds on each of its nodes; empty for one that has none."""
         ...
 
     def config(self) -> dict[str, str]:
@@ -111,20 +136,29 @@ class CommandClient:
             return records[0]
         raise NoSuchJob(f"Slurm knows no job {job_id}", evidence=answer.evidence)
 
+    def queue(self, user: str) -> list[QueueEntry]:
+        # the comment, which may hold anything, stands last
+        answer = self._run("squeue", "-h", "-u", user, "-o", "%i|%T|%r|%k")
+        entries = []
+        for line in answer.out.splitlines():
+            job_id, _, rest = line.partition("|")
+            state, _, rest = rest.partition("|")
+            reason, _, comment = rest.partition("|")
+            if job_id and "[" not in job_id:  # [2-9]: the rest of an array that has not started yet, never requeued
+                entries.append(QueueEntry(job_id, parse_state(state), reason, "" if comment == "(null)" else comment))
+        return entries
+
     def pending(self, user: str) -> list[JobRecord]:
-        return self._listed("-u", user, "-t", "PENDING")
+        return self._records(entry for entry in self.queue(user) if entry.state.waiting)
 
     def jobs(self, user: str) -> list[JobRecord]:
-        return self._listed("-u", user)
+        return self._records(self.queue(user))
 
-    def _listed(self, *options: str) -> list[JobRecord]:
-        answer = self._run("squeue", "-h", *options, "-o", "%i")
+    def _records(self, entries: Iterable[QueueEntry]) -> list[JobRecord]:
         records = []
-        for job_id in dict.fromkeys(answer.out.split()):
-            if "[" in job_id:  # the rest of an array that has not started yet: nothing of it was ever requeued
-                continue
+        for entry in entries:
             try:
-                records.append(self.job(job_id))
+                records.append(self.job(entry.job_id))
             except NoSuchJob:  # it went while we looked
                 continue
         return records
@@ -162,6 +196,9 @@ class CommandClient:
 
     def partition(self, name: str) -> dict[str, str]:
         return parse_fields(self._scontrol("-o", "show", "partition", name).out.strip())
+
+    def gpus(self, job_id: str) -> dict[str, int]:
+        return gpus_on_nodes(self._scontrol("-d", "-o", "show", "job", job_id).out)
 
     def config(self) -> dict[str, str]:
         return parse_config(self._scontrol("show", "config").out)

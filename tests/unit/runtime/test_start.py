@@ -75,6 +75,14 @@ def test_an_allocation_that_is_too_small_is_refused() -> None:
         configure(Wish(("python",), values={"nodes": "3-4"}), 2)
 
 
+def test_nodes_that_the_mesh_does_not_fit_on_are_no_choice() -> None:
+    wide = {"ranks_per_node": 2, "mesh.tp": 2, "mesh.pp": 3}
+    config, _ = configure(Wish(("python",), values=wide), 4)
+    assert config.nodes == (3, 4)
+    with pytest.raises(ConfigError, match="does not fit on fewer than 3 nodes"):
+        configure(Wish(("python",), values={**wide, "nodes": "2-4"}), 4)
+
+
 def test_a_typo_names_the_nearest_key() -> None:
     with pytest.raises(ConfigError, match="did you mean 'step_s'"):
         configure(Wish(("python",), values={"limits.stepp_s": 3}), 2)
@@ -163,9 +171,22 @@ def test_an_agents_srun_asks_for_all_that_the_job_has_there(tmp_path: Path, monk
     assert "--cpu-bind=none" not in srun_command("42", "n3", "/r", binds=False)
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "4")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    monkeypatch.setenv("SLURM_GPUS", "6")
     kept = SlurmBackend(RunFolder(tmp_path), "42", ("n1",), binds=True)._environment
     assert "SLURM_CPUS_PER_TASK" not in kept
     assert kept["SLURM_CONF"] == "/etc/slurm/slurm.conf"
+    assert kept["SLURM_GPUS"] == "6"
+
+
+def test_where_gpus_are_known_a_nodes_own_number_is_asked_for_and_nothing_of_the_jobs_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "--gpus=4" in srun_command("42", "n3", "/r", binds=True, gpus=4)
+    assert "--gres=none" in srun_command("42", "n3", "/r", binds=True, gpus=0)
+    for name, value in {"SLURM_GPUS": "6", "SLURM_GPUS_PER_TASK": "2", "SLURM_TRES_PER_TASK": "gres/gpu=2"}.items():
+        monkeypatch.setenv(name, value)
+    kept = SlurmBackend(RunFolder(tmp_path), "42", ("n1", "n2"), binds=True, gpus={"n1": 4, "n2": 2})._environment
+    assert not any("GPU" in name or "TRES" in name for name in kept if name.startswith("SLURM_"))
 
 
 class Controller(CommandClient):
