@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from slurm_resilience.runtime.launcher import listen
 from slurm_resilience.runtime.launcher_link import LAUNCHER
 from slurm_resilience.runtime.local_ranks import LocalRank, LocalRanks
 from slurm_resilience.runtime.processes import spawn
+from slurm_resilience.runtime.store_host import listen
 
 
 def start_cold(rank: LocalRank, ranks: LocalRanks, wrap: Sequence[str]) -> int:

@@ -34,7 +34,7 @@ import signal
 import socket
 import time
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 _FLAGGED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Variables that an interpreter or a library reads once, at its start: a rank that wants another value cannot be forked.
@@ -49,6 +49,9 @@ def _load(name: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+_forkable, _store_host = _load("forkable"), _load("store_host")
 
 
 def _prctl(option: int, value: Any) -> None:
@@ -108,7 +111,7 @@ class Launcher:
         began = time.monotonic()
         skipped: list[str] = []
         culprit = ""
-        for name in [*named, *(name for name in learned if _is_installed(name))]:
+        for name in [*named, *(name for name in learned if _forkable.is_installed(name))]:
             if name in sys.modules:
                 continue
             try:
@@ -117,17 +120,17 @@ class Launcher:
                 if name in named:
                     skipped.append(f"{name}: {type(error).__name__}: {str(error)[:200]}")
                 continue
-            self._unsafe = _why_not_fork()
+            self._unsafe = _forkable.why_not_fork()
             if self._unsafe:
                 culprit = name
                 self._unsafe = f"importing {name} {self._unsafe}"
                 break
         if not self._unsafe:
-            _quiet_c10d()
-            self._unsafe = _why_not_fork()
+            _forkable.quiet_c10d()
+            self._unsafe = _forkable.why_not_fork()
         for module in list(sys.modules.values()):
             path = getattr(module, "__file__", None)
-            if isinstance(path, str) and not _is_library(path) and not path.startswith(_HERE):
+            if isinstance(path, str) and not _forkable.is_library(path) and not path.startswith(_HERE):
                 with contextlib.suppress(OSError):  # made-up files, such as torch.ops' "_ops.py"
                     stat = os.stat(path)
                     self._preloaded[path] = (stat.st_mtime_ns, stat.st_size)
@@ -157,7 +160,8 @@ class Launcher:
                 return f"{path} is gone since it was preloaded"
             if (stat.st_mtime_ns, stat.st_size) != (mtime_ns, size):
                 return f"{path} was edited since it was preloaded"
-        return _why_not_fork()
+        why: str = _forkable.why_not_fork()
+        return why
 
     # --- serving ------------------------------------------------------------------------------------------------------
 
@@ -233,7 +237,7 @@ class Launcher:
         if self._unsafe or "torch.distributed" not in sys.modules:
             self._send(m="cold", attempt=attempt, rank=-1, why=self._unsafe or "torch is not preloaded")
             return
-        listener = listen()
+        listener = _store_host.listen()
         port = listener.getsockname()[1]
         parent = os.getpid()
         sys.stdout.flush()
@@ -245,7 +249,7 @@ class Launcher:
                 self._forget_all()
                 os.setsid()
                 _prctl(15, b"sr-store")
-                host_store(listener.fileno())
+                _store_host.serve(listener.fileno())
             except BaseException as error:  # noqa: BLE001 -- nothing may reach the launcher's loop in this child
                 os.write(2, f"the store of attempt {attempt} failed: {error!r}\n".encode())
             finally:
@@ -280,96 +284,6 @@ class Launcher:
         return True
 
 
-def _is_library(path: str) -> bool:
-    import sysconfig
-
-    roots = {sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return path.startswith(tuple(f"{root}{os.sep}" for root in roots)) or "/dist-packages/" in path or "/site-packages/" in path
-
-
-def _is_installed(name: str) -> bool:
-    """Whether a module comes from the standard library or an installed package."""
-    top = name.partition(".")[0]
-    if top in sys.stdlib_module_names:
-        return True
-    try:
-        spec = importlib.util.find_spec(top)
-    except (ImportError, ValueError, AttributeError):
-        return False
-    return spec is not None and spec.origin is not None and _is_library(spec.origin)
-
-
-def _why_not_fork() -> str:
-    """What makes a fork of this process unsafe, "" when nothing does."""
-    if len(os.listdir("/proc/self/task")) > 1:
-        return "started a thread, which a forked rank would not have"
-    torch = sys.modules.get("torch")
-    cuda = getattr(torch, "cuda", None)
-    if cuda is not None and cuda.is_initialized():
-        return "initialised CUDA, whose context a forked rank cannot use"
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):
-            device = os.readlink(f"/proc/self/fd/{fd}")
-            if device.startswith(("/dev/nvidia", "/dev/kfd", "/dev/accel", "/dev/neuron", "/dev/habanalabs")):
-                return f"opened the accelerator {device}, which a forked rank cannot use"
-    return ""
-
-
-def _quiet_c10d() -> None:
-    """Let c10d find out here, once, that addresses have no names.
-
-    Its TCPStore looks each peer's address up in reverse; where DNS does not answer that costs 10–20 s in every process,
-    until a static flag stops it.  A store that talks to itself trips the flag, and forked ranks inherit it.
-    """
-    torch_distributed = sys.modules.get("torch.distributed")
-    if torch_distributed is None or not torch_distributed.is_available():
-        return
-    import datetime
-
-    try:
-        store = torch_distributed.TCPStore(
-            "127.0.0.1", 0, 1, True, datetime.timedelta(seconds=10), wait_for_workers=False
-        )  # fmt: skip
-        del store
-    except Exception as error:  # noqa: BLE001 -- without it the ranks are slower, not wrong
-        print(f"c10d could not be made ready: {error!r}", file=sys.stderr, flush=True)
-    deadline = time.monotonic() + 5
-    while len(os.listdir("/proc/self/task")) > 1 and time.monotonic() < deadline:
-        time.sleep(0.002)
-    # The short patience that the agent set for these lookups is not for the ranks: read the resolver's settings anew.
-    os.environ.pop("RES_OPTIONS", None)
-    with contextlib.suppress(AttributeError, OSError):
-        ctypes.CDLL(None).__res_init()
-
-
-def listen() -> socket.socket:
-    """A listening socket on a free port, for IPv4 and, where there is any, IPv6."""
-    if socket.has_dualstack_ipv6():
-        with contextlib.suppress(OSError):
-            return socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096)
-    return socket.create_server(("0.0.0.0", 0), backlog=4096)  # noqa: S104 -- the ranks of other nodes dial it
-
-
-def host_store(fd: int, ready: int | None = None) -> NoReturn:
-    """Serve c10d's key-value store on a listening socket until killed; writes a byte to ``ready`` when it does."""
-    import datetime
-
-    for sig in (*_FLAGGED, signal.SIGINT, signal.SIGHUP):
-        signal.signal(sig, signal.SIG_IGN)
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-    sock = socket.socket(fileno=fd)
-    store = TCPStore(
-        "127.0.0.1", sock.getsockname()[1], None, True, datetime.timedelta(seconds=60),
-        wait_for_workers=False, use_libuv=True, master_listen_fd=sock.detach(),
-    )  # fmt: skip
-    if ready is not None:
-        os.write(ready, b"1")
-    while store is not None:
-        signal.pause()
-    raise AssertionError("unreachable")
-
-
 def _serve() -> dict[str, Any]:
     parent = int(sys.argv[2])
     if os.getppid() == parent:  # otherwise a wrapper stands between us; then the end of the channel is the sign
@@ -395,7 +309,7 @@ def _read_request() -> dict[str, Any]:
 
 if __name__ == "__main__":
     if sys.argv[1] == "store":
-        host_store(int(sys.argv[2]), int(sys.argv[3]))
+        _store_host.serve(int(sys.argv[2]), int(sys.argv[3]))
     _rank, _main_module = _load("rank_process"), _load("main_module")
     if sys.argv[1] == "serve":
         _rank.run(_main_module, _serve(), forked=True)

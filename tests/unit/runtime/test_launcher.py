@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_resilience.runtime import launcher
+from slurm_resilience.runtime import forkable
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.processes import descendants
 from tests.unit.runtime.agent_stage import Peer, Stage
@@ -81,14 +81,14 @@ def test_an_accelerator_that_was_touched_forbids_the_fork(monkeypatch: pytest.Mo
     """No GPU here: torch's own word for it, and an open device, as the kernel would show it."""
     monkeypatch.setattr(os, "listdir", lambda _: ["7"])  # one thread, one open file, whatever else this process does
     monkeypatch.setattr(os, "readlink", lambda _: "/dev/null")
-    assert launcher._why_not_fork() == ""
+    assert forkable.why_not_fork() == ""
     touched = types.SimpleNamespace(cuda=types.SimpleNamespace(is_initialized=lambda: True))
     monkeypatch.setitem(sys.modules, "torch", touched)
-    assert launcher._why_not_fork().startswith("initialised CUDA")
+    assert forkable.why_not_fork().startswith("initialised CUDA")
     touched.cuda.is_initialized = lambda: False
-    assert launcher._why_not_fork() == ""
+    assert forkable.why_not_fork() == ""
     monkeypatch.setattr(os, "readlink", lambda _: "/dev/nvidiactl")
-    assert launcher._why_not_fork().startswith("opened the accelerator /dev/nvidiactl")
+    assert forkable.why_not_fork().startswith("opened the accelerator /dev/nvidiactl")
 
 
 def test_a_learned_module_that_starts_a_thread_is_never_learned_again(tmp_path: Path) -> None:

@@ -1,0 +1,193 @@
+"""What an agent says to the supervisor; the conversation is described in :mod:`messages`."""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+from slurm_resilience.runtime.message import WIRE_VERSION, Message, proof_of
+
+
+class RankProgress(NamedTuple):
+    """One rank in a beat.  ``age_s``: since its last sign of life; ``phase`` is a :class:`progress.page.Phase`."""
+
+    step: int
+    phase: int
+    age_s: float
+    done: bool
+    phase_age_s: float
+
+    @classmethod
+    def parse(cls, raw: list[Any]) -> RankProgress:
+        """From a beat's list, which newer agents may make longer."""
+        step, phase, age_s, done, phase_age_s = raw[:5]
+        return cls(int(step), int(phase), float(age_s), bool(done), float(phase_age_s))
+
+
+@dataclass(frozen=True)
+class Hello(Message):
+    """The agent's first message; build it with :meth:`build`, check it with :meth:`proves`.
+
+    ``address`` is the agent's end of this connection: other nodes reach it where the supervisor does.  ``attempt`` and
+    ``ranks`` say what is still alive here (attempt 0: nothing).  ``cold_reason`` says why ``warm`` is false.
+    """
+
+    kind: ClassVar[str] = "hello"
+    v: int
+    nonce: str
+    proof: str
+    node: str
+    pid: int
+    boot_id: str
+    job_id: str
+    restart: int
+    address: str
+    warm: bool
+    cold_reason: str
+    attempt: int
+    ranks: list[int]
+
+    @classmethod
+    def build(cls, token: str, **values: Any) -> Hello:
+        """A greeting that proves knowledge of ``token`` with a nonce of its own."""
+        nonce = secrets.token_hex(16)
+        return cls(v=WIRE_VERSION, nonce=nonce, proof=proof_of(token, "agent", nonce, values["node"]), **values)
+
+    def proves(self, token: str) -> bool:
+        """Whether the sender knows the token; the same time is taken whether it does or not."""
+        return hmac.compare_digest(self.proof.encode(), proof_of(token, "agent", self.nonce, self.node).encode())
+
+
+@dataclass(frozen=True)
+class Warm(Message):
+    """The launcher can fork ranks (``warm``), or cannot and ``reason`` says why.  ``seconds``: what preloading took.
+
+    While neither is said yet, the launcher is still importing.  With ``usable`` false there is no launcher at all
+    right now (it died and is being restarted): wait for the next ``warm``.
+    """
+
+    kind: ClassVar[str] = "warm"
+    warm: bool
+    reason: str
+    seconds: float
+    usable: bool = True
+
+
+@dataclass(frozen=True)
+class Beat(Message):
+    """Sent every BEAT_EVERY_S: ``ranks`` maps the rank (as text) to a :class:`RankProgress` list."""
+
+    kind: ClassVar[str] = "beat"
+    n: int
+    attempt: int
+    ranks: dict[str, Any]
+
+    def progress(self) -> dict[int, RankProgress]:
+        """Rank → its progress."""
+        return {int(rank): RankProgress.parse(raw) for rank, raw in self.ranks.items()}
+
+
+@dataclass(frozen=True)
+class StoreReady(Message):
+    """The store of this attempt listens on ``port`` of this agent's address: MASTER_PORT."""
+
+    kind: ClassVar[str] = "store_ready"
+    attempt: int
+    port: int
+
+
+@dataclass(frozen=True)
+class StoreFailed(Message):
+    """No store here for this attempt (no torch in the launcher, it cannot listen), or the store died later on."""
+
+    kind: ClassVar[str] = "store_failed"
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Launched(Message):
+    """All ranks of this node were started.  ``warm`` false: by exec, and ``reason`` says why."""
+
+    kind: ClassVar[str] = "launched"
+    attempt: int
+    pids: dict[str, Any]
+    warm: bool
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class LaunchFailed(Message):
+    """The ranks could not be started here; none of them is left alive."""
+
+    kind: ClassVar[str] = "launch_failed"
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Exit(Message):
+    """One rank ended.  ``code`` as Python has it: 0–255, or minus the signal's number; ``signal`` its name or "".
+
+    ``done``: it had said that it reached its end.  ``t``: wall clock of the agent.  ``tail``: last lines of its log.
+    ``step``: last step that it reported (-1: none).  Comes again after a reconnect, since the first may be lost.
+    """
+
+    kind: ClassVar[str] = "exit"
+    attempt: int
+    rank: int
+    code: int
+    signal: str
+    done: bool
+    t: float
+    tail: list[str]
+    step: int
+
+
+@dataclass(frozen=True)
+class Fact(Message):
+    """What a rank said; ``fact`` is its kind (``first_step``, ``checkpoint_committed`` …), ``t`` when the agent heard it."""
+
+    kind: ClassVar[str] = "fact"
+    attempt: int
+    rank: int
+    fact: str
+    fields: dict[str, Any]
+    t: float
+
+
+@dataclass(frozen=True)
+class Warned(Message):
+    """The agent got ``signal`` ("SIGTERM", "SIGUSR1" or "SIGUSR2") at wall time ``t``; it lives on."""
+
+    kind: ClassVar[str] = "warning"
+    signal: str
+    t: float
+
+
+@dataclass(frozen=True)
+class Stopped(Message):
+    """Proof that no process of ``attempt`` or an older one is alive on this node.
+
+    ``killed``: processes that had to be killed.  ``why``: "kill" (asked to), or "silence" / "lost" when the agent
+    did it by itself and says so after reconnecting.
+    """
+
+    kind: ClassVar[str] = "stopped"
+    attempt: int
+    killed: int
+    seconds: float
+    why: str
+
+
+@dataclass(frozen=True)
+class Refused(Message):
+    """A message of kind ``what`` was not obeyed."""
+
+    kind: ClassVar[str] = "refused"
+    what: str
+    attempt: int
+    why: str
