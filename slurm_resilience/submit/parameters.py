@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from slurm_resilience.errors import ConfigError, nearest
+from slurm_resilience.slurm.mark import with_word
 
 if TYPE_CHECKING:
     from slurm_resilience.config import ResilienceConfig
@@ -101,6 +102,8 @@ def settle(slurm: Mapping[str, Any], config: ResilienceConfig, *, own_names: Seq
         ("requeue" if config.requeue else "no-requeue"): True,
         "open-mode": "append",
     }
+    # so that `watch`, or the admin's expediter, knows the job for one of ours
+    options["comment"] = with_word(str(options.get("comment", "")))
     if limit is not None:
         options["time"] = limit
     lead_s = _lead(lead, limit if isinstance(limit, int) else None)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from slurm_resilience.errors import SlurmError
-from slurm_resilience.runtime.requeue import marked, requeue, sweep
-from slurm_resilience.slurm.client import AccountingRecord, SlurmClient
+from slurm_resilience.runtime.requeue import requeue
+from slurm_resilience.slurm.client import AccountingRecord, QueueEntry, SlurmClient
 from slurm_resilience.slurm.failures import (
     CommandTimeout,
     ControllerUnreachable,
@@ -21,11 +21,10 @@ from slurm_resilience.slurm.failures import (
     NoSuchJob,
     RequeueDisabled,
 )
+from slurm_resilience.slurm.mark import Marks
 from slurm_resilience.slurm.records import JobRecord, NodeRecord
 from slurm_resilience.slurm.states import JobState
 from tests.unit.slurm.recordings import job as recorded
-
-MARK = "[slurm-resilience requeue a-run at 1000]"
 
 
 class Controller:
@@ -51,6 +50,12 @@ class Controller:
     def job(self, job_id: str) -> JobRecord:
         self._called("job")
         return self.record
+
+    def queue(self, user: str) -> list[QueueEntry]:
+        return [QueueEntry(self.record.job_id, self.record.state, self.record.reason, self.record.comment)]
+
+    def jobs(self, user: str) -> list[JobRecord]:
+        return [self.record]
 
     def pending(self, user: str) -> list[JobRecord]:
         return [self.record]
@@ -126,7 +131,7 @@ def test_the_order_of_the_calls() -> None:
     changing = [call for call in slurm.calls if call.startswith("update") or call in ("hold", "requeuehold", "release")]
     assert changing == ["update Comment", "hold", "requeuehold", "update ExcNodeList", "update NumNodes", "update StartTime",
                         "release", "update Comment"]  # fmt: skip
-    assert slurm.record.comment == "mine"
+    assert slurm.record.comment.startswith("mine [slurm-resilience excluded n1 at ")
     assert slurm.updates[0]["Comment"].startswith("mine [slurm-resilience requeue a-run at ")
     assert json.dumps(outcome.as_fields())
 
@@ -255,6 +260,23 @@ def test_exclusions(existing: tuple[str, ...], asked: list[str], fewest: int, ke
     assert outcome.excluded == kept
 
 
+def test_our_own_exclusions_expire_and_the_users_do_not() -> None:
+    for age, kept in ((60.0, ("n4", "n2", "n1")), (5000.0, ("n4", "n2"))):
+        comment = f"mine [slurm-resilience excluded n1 at {time.time() - age:.0f}]"
+        slurm = Controller(dataclasses.replace(running(excluded=("n4", "n1")), comment=comment))
+        assert run(slurm, nodes=(1, 4), exclude=["n2"]).excluded == kept
+        assert Marks.read(slurm.record.comment).excluded == tuple(sorted(set(kept) - {"n4"}))
+
+
+def test_a_requeue_by_hand_that_is_in_work_keeps_its_hold() -> None:
+    comment = f"mine [slurm-resilience requeue by-hand at {time.time() - 5:.0f}]"
+    slurm = Controller(dataclasses.replace(recorded("job-requeued-completing.txt"), comment=comment, priority=0))
+    outcome = run(slurm)
+    assert (outcome.ok, outcome.held) == (True, True)
+    assert "release" not in slurm.calls
+    assert slurm.record.comment == comment
+
+
 def test_nothing_is_excluded_when_nobody_knows_what_would_be_left() -> None:
     slurm = Controller(running(), nodes=[ControllerUnreachable("away")] * 100)
     assert run(slurm, exclude=["n1"], patience_s=0.5).excluded == ()
@@ -301,36 +323,3 @@ def test_a_lost_begin_time_is_set_again() -> None:
 def test_gone() -> None:
     slurm = Controller(running(), job=[NoSuchJob("gone")])
     assert run(slurm).action == "refused"
-
-
-def test_the_marker_stands_once_behind_the_users_words() -> None:
-    once = marked("mine", "a run", 1000.4)
-    assert once == f"mine {MARK}"
-    assert marked(once, "a run", 1000.4) == once
-    assert marked("", "a run", 1000.0) == MARK
-
-
-class Noon:
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    def time(self) -> float:
-        return 2000.0
-
-
-@pytest.mark.parametrize(
-    ("change", "swept"),
-    [
-        (lambda held: dataclasses.replace(held, comment=f"mine {MARK}"), True),
-        (lambda held: dataclasses.replace(held, comment="mine"), False),  # somebody's own hold
-        (lambda held: dataclasses.replace(held, comment=f"mine {MARK}", priority=10, reason="Priority"), False),
-        (lambda held: dataclasses.replace(held, comment=marked("mine", "a run", 1990.0)), False),  # still in work
-    ],
-)
-def test_only_our_own_old_holds_are_swept(change: Callable[[JobRecord], JobRecord], swept: bool) -> None:
-    slurm = Controller(change(recorded("job-held.txt")))
-    before = slurm.record
-    assert sweep(slurm, "alice", clock=Noon()) == ([before.job_id] if swept else [])
-    assert (slurm.record == before) is not swept
-    if swept:
-        assert slurm.record.comment == "mine"

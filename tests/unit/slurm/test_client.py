@@ -121,6 +121,7 @@ def test_submit_reads_the_id_with_and_without_a_cluster(answering: Answers) -> N
 
 def test_only_jobs_of_their_own_are_pending(answering: Answers) -> None:
     """The rest of an array that has not started was never requeued, and has no record of its own."""
-    answering("squeue", out="33\n40_[3-9]\n")
+    answering("squeue", out="33|PENDING|BeginTime|a | b\n40_[3-9]|PENDING|None|(null)\n34|RUNNING|None|(null)\n")
     client = answering("scontrol", recorded="job-requeued-pending.txt")
     assert [record.job_id for record in client.pending("alice")] == ["33"]
+    assert [(each.job_id, each.comment) for each in client.queue("alice")] == [("33", "a | b"), ("34", "")]

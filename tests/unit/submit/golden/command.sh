@@ -1,6 +1,7 @@
 #!/bin/bash
 
 # Parameters
+#SBATCH --comment=resilient
 #SBATCH --cpus-per-task=32
 #SBATCH --gpus-per-node=4
 #SBATCH --job-name=train

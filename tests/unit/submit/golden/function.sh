@@ -1,7 +1,7 @@
 #!/bin/bash
 
 # Parameters
-#SBATCH --comment='it'"'"'s mine'
+#SBATCH --comment='it'"'"'s mine resilient'
 #SBATCH --exclusive
 #SBATCH --job-name=fit
 #SBATCH --no-kill
