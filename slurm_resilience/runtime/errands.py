@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from slurm_resilience.errors import SlurmError
-from slurm_resilience.runtime.inputs import AskSlurm, Input, Requeue, RequeueEnded, SlurmSaid
+from slurm_resilience.runtime.inputs import AskSlurm, Input, LookAtNodes, NodesSeen, Requeue, RequeueEnded, SlurmSaid
 from slurm_resilience.runtime.requeue import requeue
 from slurm_resilience.slurm.cause import ask_cause
 from slurm_resilience.slurm.client import SlurmClient
@@ -35,9 +35,12 @@ class Errands(threading.Thread):
         self._run_id, self._lead_s, self._config, self._answer = run_id, lead_s, config, answer
         self._todo: queue.SimpleQueue[AskSlurm | Requeue] = queue.SimpleQueue()
 
-    def put(self, errand: AskSlurm | Requeue) -> None:
-        """Have it done.  Returns at once."""
-        self._todo.put(errand)
+    def put(self, errand: AskSlurm | LookAtNodes | Requeue) -> None:
+        """Have it done.  Returns at once.  A look at the nodes never makes a question about a warning wait."""
+        if isinstance(errand, LookAtNodes):
+            threading.Thread(target=lambda: self._answer(self._look(errand)), name="look at nodes", daemon=True).start()
+        else:
+            self._todo.put(errand)
 
     def run(self) -> None:
         while True:
@@ -56,6 +59,23 @@ class Errands(threading.Thread):
             config=self._config,
         )
         return SlurmSaid(verdict)
+
+    def _look(self, errand: LookAtNodes) -> NodesSeen:
+        """One cheap question; two more only when a node is drained."""
+        try:
+            mine = self._client.nodes(errand.names)
+            drained = {name: node.reason for name, node in mine.items() if node.drained}
+            if not mine or not drained:
+                return NodesSeen({}, known=bool(mine))
+        except SlurmError:
+            return NodesSeen({}, known=False)
+        try:
+            partition = self._client.job(self._job_id).partition
+            others = [node for node in self._client.nodes().values() if node.name not in self._nodes and node.usable]
+            room = sum(partition in node.fields.get("Partitions", "").split(",") for node in others)
+        except SlurmError:
+            return NodesSeen(drained)
+        return NodesSeen(drained, room=room)
 
     def _requeue(self, errand: Requeue) -> RequeueEnded:
         outcome = requeue(

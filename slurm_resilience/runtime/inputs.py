@@ -67,6 +67,19 @@ class SlurmSaid:
 
 
 @dataclass(frozen=True)
+class NodesSeen:
+    """The answer to :class:`LookAtNodes`: name → reason of those that are drained.
+
+    ``known``: Slurm has answered; ``room``: nodes outside of the allocation that are in service in the job's partition,
+    looked at only when one is drained, None when nobody knows.
+    """
+
+    drained: dict[str, str]
+    known: bool = True
+    room: int | None = None
+
+
+@dataclass(frozen=True)
 class Signalled:
     """The supervisor itself got a signal."""
 
@@ -90,7 +103,10 @@ class Superseded:
     epoch: int
 
 
-Input = Tick | Joined | Heard | Parted | CarrierEnded | AttemptWritten | SlurmSaid | Signalled | RequeueEnded | Superseded
+Input = (
+    Tick | Joined | Heard | Parted | CarrierEnded | AttemptWritten | SlurmSaid | NodesSeen | Signalled | RequeueEnded
+    | Superseded
+)  # fmt: skip
 
 
 # --- what it wants ----------------------------------------------------------------------------------------------------
@@ -152,6 +168,13 @@ class AskSlurm:
 
 
 @dataclass(frozen=True)
+class LookAtNodes:
+    """Ask whether somebody has drained one of these; answered by :class:`NodesSeen`."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Requeue:
     """Run the recipe for (fewest, most) ``nodes``, None for what the job asked for; answered by :class:`RequeueEnded`.
 
@@ -169,4 +192,4 @@ class Finish:
     exit_code: int
 
 
-Output = Send | Drop | Record | WriteAttempt | WriteStatus | StartAgent | AskSlurm | Requeue | Finish
+Output = Send | Drop | Record | WriteAttempt | WriteStatus | StartAgent | AskSlurm | LookAtNodes | Requeue | Finish

@@ -218,6 +218,11 @@ class NodeRecord:
         )
 
     @property
+    def drained(self) -> bool:
+        """Somebody wants it empty: no new job starts there, one that runs there goes on."""
+        return bool(self.flags & {"DRAIN", "DRAINED", "DRAINING", "FAIL", "FAILING"})
+
+    @property
     def usable(self) -> bool:
         """Slurm would start a job there, now or when it is free."""
         return not self.lost and not self.flags & {"DRAIN", "MAINTENANCE", "RESERVED", "PLANNED_DOWN", "REBOOT_REQUESTED"}

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_resilience.errors import Cause, SlurmError
 from slurm_resilience.runtime.errands import Errands
-from slurm_resilience.runtime.inputs import AskSlurm, Requeue, RequeueEnded, SlurmSaid
+from slurm_resilience.runtime.inputs import AskSlurm, LookAtNodes, NodesSeen, Requeue, RequeueEnded, SlurmSaid
 from slurm_resilience.slurm.failures import NoSuchJob
 from slurm_resilience.slurm.records import NodeRecord
 from tests.unit.runtime.stage import job_record
@@ -32,7 +32,7 @@ class Slurm:
     def nodes(self, names: Any = ()) -> dict[str, NodeRecord]:
         if self.away:
             raise SlurmError("nobody there")
-        return {name: self.known[name] for name in names if name in self.known}
+        return {name: self.known[name] for name in names or self.known if name in self.known}
 
     def config(self) -> dict[str, str]:
         return {"KillWait": "30 sec"}
@@ -96,3 +96,32 @@ def test_what_nobody_can_tell_is_left_out() -> None:
     slurm.away = True
     assert made._not_back({"n3": LOST_AT}) == ["n3"]
     assert made._not_back({}) == []
+
+
+@pytest.mark.parametrize(
+    ("state", "drained"),
+    [
+        ("ALLOCATED", {}),
+        ("MIXED+DRAIN", {"n1": "noisy fan [root@2026-11-30T01:06:35]"}),
+        ("ALLOCATED+FAIL", {"n1": "noisy fan [root@2026-11-30T01:06:35]"}),
+        ("DOWN*", {}),
+    ],
+)
+def test_a_look_at_the_nodes_tells_who_is_drained_and_how_many_others_there_are(state: str, drained: dict[str, str]) -> None:
+    why = " Reason=noisy fan [root@2026-11-30T01:06:35]" if drained else ""
+    others = {
+        "n2": "State=IDLE Partitions=low,high",
+        "n3": "State=IDLE+DRAIN Partitions=low",
+        "n4": "State=IDLE Partitions=high",
+    }
+    made, answers = errands(Slurm(n1=f"State={state} Partitions=low{why}", **others))
+    made.put(LookAtNodes(("n1",)))
+    assert answers.get(timeout=20) == NodesSeen(drained, room=1 if drained else None)
+
+
+def test_a_slurm_that_does_not_answer_knows_of_no_drain() -> None:
+    slurm = Slurm(n1="State=IDLE")
+    slurm.away = True
+    made, answers = errands(slurm)
+    made.put(LookAtNodes(("n1",)))
+    assert answers.get(timeout=20).known is False
