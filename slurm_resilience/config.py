@@ -112,6 +112,9 @@ class ResilienceConfig(_Section):
     warm: bool = Field(default=True, description="fork ranks from a process that has imported the preloads")
     spares: int = Field(default=0, ge=0, description="nodes kept idle and warm")
     requeue: bool = Field(default=True, description="ask Slurm for a new allocation when this one ends early")
+    on_drain: Literal["checkpoint_and_move", "warn", "ignore"] = Field(
+        default="checkpoint_and_move", description="when somebody drains a node under the job: save and go on without it, or not"
+    )
     seed: int = Field(default=0, description="seed of the sample order and of RNGs on a changed world")
     mesh: MeshConfig = MeshConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
