@@ -15,6 +15,7 @@ set_up "$here"
 missing=()
 command -v strace >/dev/null || missing+=(strace)
 command -v ip >/dev/null || missing+=(iproute2)
+command -v chromium >/dev/null || missing+=(chromium)
 if ((${#missing[@]})) && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   apt_install "${missing[@]}"
 fi

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from slurm_resilience._atomic import read_json
 from slurm_resilience.cli import which_run
 from slurm_resilience.errors import ConfigError, ExitCode, SlurmError
+from slurm_resilience.observe.duration import short
 
 if TYPE_CHECKING:
     from slurm_resilience.observe.standing import Standing
@@ -153,12 +154,12 @@ def rows(
 
 
 def _now(standing: Standing, now: float) -> str:
-    ago = f" for {span(now - standing.since)}" if standing.since is not None and not standing.over else ""
+    ago = f" for {short(now - standing.since)}" if standing.since is not None and not standing.over else ""
     text = f"{standing.doing}{ago}: {standing.because}"
     if standing.over and standing.last_event_at is not None:
-        text += f", {span(now - standing.last_event_at)} ago"
+        text += f", {short(now - standing.last_event_at)} ago"
     elif standing.last_event_at is not None and now - standing.last_event_at > _QUIET_S:
-        text += f" (its last word was {span(now - standing.last_event_at)} ago)"
+        text += f" (its last word was {short(now - standing.last_event_at)} ago)"
     return text
 
 
@@ -167,9 +168,9 @@ def _slurm(record: JobRecord, now: float) -> str:
     if record.reason and record.reason != "None":
         text += f" ({record.reason})"
     if record.state.running and record.end_at:
-        text += f", {span(max(0.0, record.end_at - now))} of its time left"
+        text += f", {short(max(0.0, record.end_at - now))} of its time left"
     if record.state.waiting and record.start_at:
-        text += f", Slurm expects it to start in {span(max(0.0, record.start_at - now))}"
+        text += f", Slurm expects it to start in {short(max(0.0, record.start_at - now))}"
     return text
 
 
@@ -183,8 +184,8 @@ def _plan(standing: Standing) -> str:
 
 def _step(standing: Standing, now: float) -> str:
     loss = f", loss {standing.loss:.4f}" if standing.loss is not None else ""
-    speed = f", {span(standing.step_s)} a step" if standing.step_s else ""
-    age = f", reported {span(now - standing.step_at)} ago" if standing.step_at is not None and not standing.over else ""
+    speed = f", {short(standing.step_s)} a step" if standing.step_s else ""
+    age = f", reported {short(now - standing.step_at)} ago" if standing.step_at is not None and not standing.over else ""
     return f"{standing.step}{loss}{speed}{age}"
 
 
@@ -214,7 +215,7 @@ def _checkpoint(standing: Standing, now: float) -> str:
     size = f", {newest.bytes / 1e6:.1f} MB" if isinstance(newest.bytes, int | float) else ""
     took = f" in {newest.seconds:.2f} s" if isinstance(newest.seconds, int | float) else ""
     failed = f"; {standing.failed_saves} failed" if standing.failed_saves else ""
-    return f"step {newest.step} committed{took} {span(now - newest.t)} ago{size} ({standing.committed} so far{failed})"
+    return f"step {newest.step} committed{took} {short(now - newest.t)} ago{size} ({standing.committed} so far{failed})"
 
 
 def _budget(used: dict[str, int], budgets: dict[str, int]) -> str:
@@ -237,17 +238,6 @@ def _incidents(standing: Standing) -> list[Row]:
     if earlier:
         out.append(("", f"and {earlier} earlier; `slurm-resilience explain` tells about each"))
     return out or [("incidents", "none")]
-
-
-def span(seconds: float) -> str:
-    """A duration as people say it: 40 ms, 0.4 s, 12 s, 3.0 min, 2.5 h, 4.1 days."""
-    if 0 < seconds < 0.1:
-        return f"{seconds * 1000:.0f} ms"
-    for limit, unit, size in ((60.0, "s", 1.0), (3600.0, "min", 60.0), (86_400.0, "h", 3600.0)):
-        if seconds < limit:
-            value = seconds / size
-            return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"
-    return f"{seconds / 86_400:.1f} days"
 
 
 def _print(lines: list[Row]) -> None:

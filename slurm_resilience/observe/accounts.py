@@ -16,7 +16,7 @@ from typing import Any
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.observe.failures import Failure, Trace
 from slurm_resilience.observe.ledger import Ledger
-from slurm_resilience.observe.timeline import DOWN, LOST, QUEUED, SAVING, TRAINING, Timeline
+from slurm_resilience.observe.timeline import DOWN, LOST, QUEUED, SAVING, TRAINING, Span, Timeline
 
 
 @dataclass(frozen=True)
@@ -32,13 +32,14 @@ class Measured:
 
 @dataclass(frozen=True)
 class Account:
-    """``complete``: the run has ended.  ``nodes``: the most that an attempt used."""
+    """``complete``: the run has ended.  ``nodes``: the most that an attempt used.  ``spans``: what it did, without gaps."""
 
     ledger: Ledger
     trace: Trace
     measured: Measured
     nodes: int
     complete: bool
+    spans: tuple[Span, ...] = ()
 
 
 def account(events: Iterable[Mapping[str, Any]]) -> Account:
@@ -232,4 +233,5 @@ class _Reader:
         median = {name: statistics.median(values) if values else None for name, values in (
             ("interval_s", self._intervals), ("save_s", self._saves), ("start_s", self._starts),
             ("relaunch_s", self._relaunches), ("queue_s", self._queues))}  # fmt: skip
-        return Account(ledger, Trace(tuple(self._failures), end - start), Measured(**median), self._nodes, self._complete)
+        trace = Trace(tuple(self._failures), end - start)
+        return Account(ledger, trace, Measured(**median), self._nodes, self._complete, tuple(line.spans))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slurm_resilience.cli import main, which_run
-from slurm_resilience.cli.status import rows, span
+from slurm_resilience.cli.status import rows
 from slurm_resilience.errors import ConfigError, ExitCode
 from slurm_resilience.observe.events import EventWriter
 from slurm_resilience.observe.standing import Standing
@@ -159,11 +159,3 @@ def test_ranks_of_the_live_view_only_for_the_attempt_that_it_is_about(tmp_path: 
     shown = rows(standing, live={"attempt": 3, "nodes": {"n1": [rank]}}, **common)
     assert any("rank 0 step 17 step 0.2 s ago" in text for _, text in shown)
     assert not any("step 17" in text for _, text in rows(standing, live={"attempt": 2, "nodes": {"n1": [rank]}}, **common))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.0, "0.0 s"), (0.01, "10 ms"), (0.4, "0.4 s"), (42, "42 s"), (90, "1.5 min"), (7200, "2.0 h"), (90_000 * 4, "4.2 days")],
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert span(seconds) == text

@@ -1,0 +1,130 @@
+"""The HTML page: one file, no network, no script; light and dark, on paper and on a phone."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from slurm_resilience import __version__
+from slurm_resilience.observe.duration import short
+from slurm_resilience.observe.incidents import PHASES, Incident
+from slurm_resilience.observe.report import figures
+from slurm_resilience.observe.report.story import Story
+
+_TEMPLATE = "page.html"
+_MOST_SAVES = 40
+# What coming back takes without us, to hold our times against.  Source: measured on Slurm 22.05.8 with its defaults
+# (SlurmdTimeout 300: a silent node is given up after about 413 s, and a requeued job is held for 121 s more), on NVRx
+# ft_launcher and torchrun with a script that imports FSDP2, same machine of two cores.
+REFERENCES = (
+    ("node_lost", "Slurm's own requeue after a node failure", 534.0),
+    ("preemption", "Slurm's own requeue after a preemption", 121.0),
+    ("rank_crash", "NVRx ft_launcher", 6.5),
+)
+
+
+def render(story: Story, *, now: float | None = None) -> str:
+    """The page.  Text from the run is escaped; ``now`` is wall-clock seconds."""
+    from jinja2 import Environment, StrictUndefined, select_autoescape
+    from markupsafe import Markup
+
+    environment = Environment(
+        autoescape=select_autoescape(default=True), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    source = Path(__file__).with_name(_TEMPLATE).read_text(encoding="utf-8")
+    longest = max((incident.seconds or 0.0 for incident in story.incidents), default=0.0) or 1.0
+    return environment.from_string(
+        source
+    ).render(
+        standing=story.standing,
+        story=story,
+        ledger=story.account.ledger,
+        headline=headline(story),
+        tiles=tiles(story),
+        timeline=Markup(figures.timeline(story)),  # noqa: S704, we drew it, and escaped every word in it
+        curve=Markup(figures.curve(story)),  # noqa: S704
+        shares=Markup(figures.shares(story)),  # noqa: S704
+        time_rows=time_rows(story),
+        incidents=[_incident(number, one, longest, Markup) for number, one in enumerate(story.incidents, start=1)],
+        references={cause: (name, short(value)) for cause, name, value in REFERENCES},
+        saves=[_save(story, one) for one in story.saves[-_MOST_SAVES:]],
+        earlier_saves=max(0, len(story.saves) - _MOST_SAVES),
+        short=short,
+        stamp=_stamp,
+        version=__version__,
+        made=_stamp(time.time() if now is None else now),
+    )
+
+
+def headline(story: Story) -> str:
+    """One sentence for somebody who has ten seconds."""
+    standing, length = story.standing, short(story.end - story.start)
+    number = len(story.incidents)
+    through = f"through {number} incident{'s' if number != 1 else ''}" if number else "without an incident"
+    if standing.doing == "complete":
+        return f"Complete at step {standing.step} after {length}, {through}."
+    if standing.doing == "failed":
+        return f"Ended without success after {length}, {through}: {standing.because}."
+    return f"Going on at step {standing.step if standing.step is not None else 0} after {length}, {through}: {standing.doing}."
+
+
+def tiles(story: Story) -> list[tuple[str, str, str]]:
+    """Value, name and explanation of the figures on top."""
+    back = sorted(incident.seconds for incident in story.incidents if incident.seconds is not None)
+    ledger = story.account.ledger
+    return [
+        (f"{ledger.ettr:.0%}", "effective time", "training that was kept, of all time since the start (ETTR)"),
+        (f"{len(back)} of {len(story.incidents)}", "incidents survived", "came back to training by themselves"),
+        (
+            short(back[len(back) // 2]) if back else "–",
+            "median way back",
+            "from the fault to the first step after it",
+        ),
+        (str(story.steps_lost), "steps done again", "since the last checkpoint before each fault"),
+        (str(ledger.requeues), "requeues", "times that the job needed a new allocation"),
+    ]
+
+
+def time_rows(story: Story) -> list[tuple[str, str, str, str]]:
+    """Kind, name, time and share of each part of the run's time."""
+    ledger = story.account.ledger
+    values = (ledger.productive_s, ledger.saving_s, ledger.lost_s, ledger.restart_s, ledger.queued_s)
+    total = ledger.wall_s or 1.0
+    return [
+        (kind, figures.KIND_NAMES[kind], short(value), f"{value / total:.1%}")
+        for kind, value in zip(figures.KINDS, values, strict=True)
+    ]
+
+
+def _incident(number: int, incident: Incident, longest: float, safe: Any) -> dict[str, Any]:
+    measured = {name: incident.phases[name] for name in PHASES if name in incident.phases}
+    return {
+        "number": number,
+        "at": _stamp(incident.t),
+        "cause": incident.cause,
+        "where": ", ".join(
+            part for part in (incident.node, None if incident.rank is None else f"rank {incident.rank}") if part
+        ),
+        "detail": incident.detail,
+        "back": None if incident.seconds is None else short(incident.seconds),
+        "lost": incident.steps_lost,
+        "phases": [(name.replace("_", " "), short(at)) for name, at in measured.items() if name != "fault"],
+        "drawing": safe(figures.phases(measured, max(longest, *measured.values()))),
+    }
+
+
+def _save(story: Story, saved: Any) -> dict[str, Any]:
+    return {
+        "at": short(saved.t - story.start),
+        "step": saved.step,
+        "name": saved.name,
+        "state": saved.state,
+        "took": short(saved.seconds) if isinstance(saved.seconds, int | float) else "",
+        "size": f"{saved.bytes / 1e6:,.1f} MB" if isinstance(saved.bytes, int | float) else "",
+        "why": saved.why,
+    }
+
+
+def _stamp(t: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(t))

@@ -1,0 +1,214 @@
+"""The report of a run: what it tells, that it needs nothing but itself, and how a real browser lays it out."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from slurm_resilience.cli import main
+from slurm_resilience.errors import ExitCode
+from slurm_resilience.observe.report import figures
+from slurm_resilience.observe.report.page import headline, render
+from slurm_resilience.observe.report.story import Curve, curves, read, recoveries
+from tests.unit.observe.a_run import write
+
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("report") / "run")
+
+
+@pytest.fixture(scope="module")
+def page(run_dir: Path) -> str:
+    return render(read(run_dir), now=0.0)
+
+
+class Outline(HTMLParser):
+    """The tags that are open, and every address that the page would fetch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.fetched: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in VOID:
+            self.open.append(tag)
+        self.fetched += [str(value) for name, value in attrs if name in ("src", "href", "data", "poster", "action")]
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        pass
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_is_whole_and_fetches_nothing(page: str) -> None:
+    outline = Outline()
+    outline.feed(page)
+    assert outline.open == []
+    assert outline.fetched == []
+    assert "url(" not in page
+    assert "<script" not in page  # also not the one in the reason of a bad checkpoint
+
+
+def test_what_the_page_tells(page: str) -> None:
+    outline = Outline()
+    outline.feed(page)
+    text = " ".join(" ".join(outline.text).split())
+    for words in (
+        "Complete at step 260",
+        "through 3 incidents",
+        "3 of 3",
+        "30 steps done again since the last checkpoint",
+        "rank_crash (n2, rank 1)",
+        "node_lost (n3)",
+        "preemption",
+        "silent for 4.1 s",
+        "quarantined: probe loss: expected 2.34, measured 9.1 <script>",
+        "python train.py --lr <3e-4>",
+        "Slurm's own requeue after a node failure: 8.9 min",
+    ):
+        assert words in text, words
+
+
+def test_every_figure_is_xml_with_a_name_and_a_description(page: str) -> None:
+    drawings = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    assert len(drawings) == 3 + 3  # timeline, loss, shares, and the phases of each incident
+    for drawing in drawings:
+        root = ElementTree.fromstring(drawing)
+        assert root.get("role") == "img"
+        assert len(root.get("aria-label", "")) > 20
+
+
+def test_the_time_adds_up(run_dir: Path) -> None:
+    story = read(run_dir)
+    assert story.account.ledger.unaccounted_s == pytest.approx(0.0, abs=1e-6)
+    spans = story.account.spans
+    assert sum(span.end - span.start for span in spans) == pytest.approx(story.end - story.start)
+    assert all(before.end == after.start for before, after in itertools.pairwise(spans))
+
+
+def test_attempts_and_why_they_ended(run_dir: Path) -> None:
+    attempts = read(run_dir).attempts
+    assert [attempt.number for attempt in attempts] == [1, 2, 3, 4]
+    assert [attempt.end_cause for attempt in attempts] == ["rank_crash", "node_lost", "preemption", "finished"]
+    assert [attempt.world for attempt in attempts] == [4, 4, 3, 4]
+    assert [attempt.from_step for attempt in attempts] == [0, 60, 120, 180]
+
+
+def test_steps_that_were_done_again_are_told_apart(run_dir: Path) -> None:
+    kept = {curve.attempt: curve.kept_to for curve in read(run_dir).curves}
+    assert kept == {1: 60, 2: 120, 3: 180, 4: float("inf")}
+    assert 'class="again"' in figures.curve(read(run_dir))
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_ends() -> None:
+    curve = Curve(1)
+    for step in range(1, 1_000_001):
+        curve.add(step, 1 / step)
+    assert len(curve.steps) < 4000
+    assert curve.steps[0] == 1
+    assert curve.steps[-1] > 999_000
+    assert [1 / step for step in curve.steps] == curve.losses
+
+
+def test_lines_without_a_loss_and_torn_ones_are_passed_over(tmp_path: Path) -> None:
+    lines = [
+        '{"step": 1, "attempt": 1, "loss": "nan"}',
+        '{"step": 2, "attempt": 1}',
+        "[1]",
+        '{"step": 3, "attempt": 1, "loss": 2}',
+        '{"st',
+    ]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    assert [(one.steps, one.losses) for one in curves(tmp_path / "metrics.jsonl")] == [([3], [2.0])]
+    assert curves(tmp_path / "none") == []
+
+
+def test_times_of_recovery_per_cause(run_dir: Path) -> None:
+    found = {one.cause: one for one in recoveries(read(run_dir).incidents)}
+    assert set(found) == {"rank_crash", "node_lost", "preemption"}
+    lost = found["node_lost"]
+    assert (lost.count, lost.recovered) == (1, 1)
+    assert lost.median == lost.p95 == lost.longest == pytest.approx(5.3, abs=0.5)
+
+
+@pytest.mark.parametrize("keep", [1, 2, 5, 9, 13, 40, 90])
+def test_a_run_that_is_still_going_on_has_a_page_at_any_moment(run_dir: Path, tmp_path: Path, keep: int) -> None:
+    lines = (run_dir / "events.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "events.jsonl").write_text("".join(lines[:keep]))
+    story = read(tmp_path)
+    assert headline(story).startswith("Going on at step")
+    Outline().feed(render(story))
+
+
+def test_the_command(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", str(run_dir), "-o", str(tmp_path / "r.html")]) == ExitCode.OK
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    assert "Complete at step 260" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
+    assert main(["report", str(tmp_path / "empty")]) == ExitCode.CONFIG_ERROR
+    assert "nothing to report" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 86_400), (3, 3), (0.1, 0.13), (1, 1000)])
+def test_ticks_are_round_and_inside(low: float, high: float) -> None:
+    found = figures.ticks(low, high)
+    assert 1 <= len(found) <= 11
+    assert all(low - 1e-9 <= tick <= high + 1e-9 for tick in found)
+
+
+MEASURE = """<!doctype html><body><iframe style="width:{width}px;height:900px;border:0" srcdoc="{page}"></iframe><script>
+onload = () => {{
+  const d = document.querySelector("iframe").contentDocument, r = d.documentElement, style = getComputedStyle(d.body);
+  const bar = d.querySelector("svg .k-training").getBoundingClientRect(), tiles = d.querySelectorAll(".tiles li").length;
+  const seen = {{wide: r.scrollWidth, seen: r.clientWidth, page: style.backgroundColor, ink: style.color,
+    bar: bar.width * bar.height, tiles}};
+  document.body.innerHTML = "<pre>" + JSON.stringify(seen) + "</pre>";
+}};
+</script></body>"""
+
+
+def chromium() -> str:
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome") or ""
+
+
+def brightness(colour: str) -> float:
+    return sum(map(int, re.findall(r"\d+", colour)[:3])) / 3
+
+
+@pytest.mark.skipif(not chromium(), reason="not run: there is no Chromium here")
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [375, 1200])
+def test_in_a_real_browser(page: str, tmp_path: Path, width: int, dark: bool) -> None:
+    """On a phone and on a screen, light and dark: nothing sticks out, and ink is told from paper."""
+    (tmp_path.parent / "measure.html").write_text(MEASURE.format(width=width, page=html.escape(page)))
+    command = [chromium(), "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path.parent / 'profile'}"]
+    command += ["--force-dark-mode"] * dark + ["--dump-dom", (tmp_path.parent / "measure.html").as_uri()]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=True, env={**os.environ, "HOME": str(tmp_path.parent)}
+    )
+    seen = json.loads(re.search(r"<pre>(.*)</pre>", done.stdout, re.DOTALL)[1])  # type: ignore[index]
+    assert seen["wide"] <= seen["seen"]
+    assert seen["tiles"] == 5
+    assert seen["bar"] > 20
+    assert (brightness(seen["page"]) < 80) is dark
+    assert abs(brightness(seen["page"]) - brightness(seen["ink"])) > 120
