@@ -1,16 +1,12 @@
 """The supervisor's brain: a pure state machine from what is heard to what is to be done.  No I/O, no threads, no clock.
 
-    gathering → preparing → running ─┬─────────→ stopping ─┬→ gathering …             (a fault, a wish to grow)
-                                     └→ ending ─────┘      └→ asking → leaving        (complete, warned, given up)
-
-Inputs change what is known (the :mod:`scene`); then it is looked at, and the next state entered.  Rules of every state:
-nothing is launched before every node is provably free of older attempts; the attempt number is durable before anybody
-may use it; our own absence is never held against anybody; what ends the run is an event before it happens.
+Inputs change what is known (the :mod:`scene`); then it is looked at, and the next of the :mod:`states` entered.  Rules of
+every state: nothing is launched before every node is provably free of older attempts; the attempt number is durable before
+anybody may use it; our own absence is never held against anybody; what ends the run is an event before it happens.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -22,43 +18,20 @@ from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.attempt import Attempt
 from slurm_resilience.runtime.farewell import Farewell, Leaving
 from slurm_resilience.runtime.history import History
+from slurm_resilience.runtime.launching import launches, reinforcements, situation
 from slurm_resilience.runtime.outbox import Outbox
 from slurm_resilience.runtime.planner import Placement, look_at, place
-from slurm_resilience.runtime.policy import Decision, Situation, decide, decide_misfit, decide_warned
+from slurm_resilience.runtime.policy import Decision, decide, decide_misfit, decide_warned
 from slurm_resilience.runtime.run_folder import RunStatus
 from slurm_resilience.runtime.scene import Scene
 from slurm_resilience.runtime.spec import RunSpec
+from slurm_resilience.runtime.states import After, State
 
 _AFTER_FREEZE_S = 3.0
 _PREPARE_S = 60.0
 _REKILL_S = 2.0
 _STATUS_EVERY_S = 5.0
 _UNSTOPPABLE_S = 30.0
-_MOST_LOSSES_TO_GROW = 3
-
-
-class State(str, enum.Enum):
-    """What the coordinator is doing."""
-
-    GATHERING = "gathering"
-    ADOPTING = "adopting"
-    PREPARING = "preparing"
-    RUNNING = "running"
-    ENDING = "ending"
-    STOPPING = "stopping"
-    ASKING = "asking"
-    LEAVING = "leaving"
-
-
-class After(str, enum.Enum):
-    """Why ranks are stopped, which decides what follows."""
-
-    FAULT = "fault"
-    COMPLETE = "complete"
-    WARNED = "warned"
-    GROW = "grow"
-    LEFT = "left"
-    RESTART = "restart"
 
 
 class Coordinator:
@@ -150,20 +123,11 @@ class Coordinator:
         if self.scene.misfit:
             self._leave(_stop(self.scene.misfit, Cause.CONFIG_ERROR, ExitCode.CONFIG_ERROR))
             return
-        now, warm = self._out.now, self.config.warm
-        before = set(self.scene.attempt.nodes) if self.scene.attempt is not None else set()
-        cause, detail = self._fault or (None, "")
-        situation = Situation(
-            fault=cause,
-            detail=detail,
-            ready=tuple(sorted(self.fleet.ready(now, need_warm=warm), key=lambda name: name not in before)),
-            coming=self.fleet.coming(now, need_warm=warm),
-            returning=self.fleet.returning(),
-            lost=self.fleet.lost(),
-            idle_s=now - self._idle_since,
-            can_requeue=self.config.requeue and self.spec.can_requeue,
-        )
-        decision = decide(self.history, situation, self.config)
+        now = situation(
+            self.fleet, self.config, self.spec,
+            now=self._out.now, idle_since=self._idle_since, fault=self._fault, before=self.scene.attempt,
+        )  # fmt: skip
+        decision = decide(self.history, now, self.config)
         if decision.action == "launch":
             self._prepare(decision)
         elif decision.action != "wait":
@@ -277,23 +241,14 @@ class Coordinator:
         self._out.send(self.fleet.nodes[placement.nodes[0]].conn, m.Store(self.number))
 
     def _launch(self) -> None:
-        attempt, spec = self._current(), self.spec
-        placement, port = attempt.placement, attempt.master_port or 0
-        plan = placement.plan | {"excused_attempts": self.history.excused}
-        first = self.fleet.nodes[placement.nodes[0]]
+        attempt = self._current()
         ended = f"; the one before ended by {self._fault[0]}: {self._fault[1]}" if self._fault else ""
         self._fault = None
         attempt.preparing = False
         self._enter(State.RUNNING)
-        for group, (name, ranks) in enumerate(zip(placement.nodes, placement.ranks, strict=True)):
-            launch = m.Launch(
-                attempt=self.number, world=placement.world, ranks=[[rank, local] for local, rank in enumerate(ranks)],
-                group_rank=group, groups=len(placement.nodes), master_addr=first.address, master_port=port,
-                store_hosted=port > 0, argv=list(spec.argv), cwd=spec.cwd, env=spec.env, checkpoints=spec.checkpoints,
-                settings=spec.settings, plan=plan, wait_warm=self.config.warm,
-                header=f"=== attempt {self.number} on {name}{ended} ===",
-            )  # fmt: skip
-            self._out.send(self.fleet.nodes[name].conn, launch)
+        excused, warm = self.history.excused, self.config.warm
+        for conn, launch in launches(attempt, self.fleet, self.spec, excused=excused, wait_warm=warm, ended=ended):
+            self._out.send(conn, launch)
 
     def _incident(self) -> None:
         """Something ended that should not have."""
@@ -368,13 +323,7 @@ class Coordinator:
 
     def _grow_when_possible(self) -> None:
         """A checkpoint has just been committed: the cheapest moment to take nodes in that are there again."""
-        if len(self._current().nodes) >= self.config.nodes[1]:
-            return
-        extra = [
-            name
-            for name in self.fleet.ready(self._out.now, need_warm=self.config.warm)
-            if name not in self._current().nodes and self.fleet.nodes[name].losses <= _MOST_LOSSES_TO_GROW
-        ]
+        extra = reinforcements(self._current(), self.fleet, self.config, self._out.now)
         if extra:
             reason = f"{', '.join(extra)} can be used again, and a checkpoint has just been committed"
             self._out.record("decided", action="grow", reason=reason)

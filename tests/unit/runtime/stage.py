@@ -13,9 +13,10 @@ from slurm_resilience.config import ResilienceConfig
 from slurm_resilience.errors import Cause
 from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime import messages as m
-from slurm_resilience.runtime.coordinator import Coordinator, State
+from slurm_resilience.runtime.coordinator import Coordinator
 from slurm_resilience.runtime.history import History
 from slurm_resilience.runtime.spec import RunSpec
+from slurm_resilience.runtime.states import State
 from slurm_resilience.slurm.cause import Verdict
 from slurm_resilience.slurm.records import JobRecord
 from slurm_resilience.slurm.timeleft import Deadline

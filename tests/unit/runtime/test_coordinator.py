@@ -7,8 +7,8 @@ import pytest
 from slurm_resilience.errors import Cause, ExitCode
 from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime import messages as m
-from slurm_resilience.runtime.coordinator import State
 from slurm_resilience.runtime.history import History
+from slurm_resilience.runtime.states import State
 from tests.unit.runtime.stage import Stage
 
 LEASE_S = 4.0

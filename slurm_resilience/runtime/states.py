@@ -1,0 +1,33 @@
+"""What the coordinator can be doing, and what it stops ranks for.
+
+gathering → preparing → running ─┬─────────→ stopping ─┬→ gathering …             (a fault, a wish to grow)
+                                 └→ ending ─────┘      └→ asking → leaving        (complete, warned, given up)
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class State(str, enum.Enum):
+    """What the coordinator is doing."""
+
+    GATHERING = "gathering"
+    ADOPTING = "adopting"
+    PREPARING = "preparing"
+    RUNNING = "running"
+    ENDING = "ending"
+    STOPPING = "stopping"
+    ASKING = "asking"
+    LEAVING = "leaving"
+
+
+class After(str, enum.Enum):
+    """Why ranks are stopped, which decides what follows."""
+
+    FAULT = "fault"
+    COMPLETE = "complete"
+    WARNED = "warned"
+    GROW = "grow"
+    LEFT = "left"
+    RESTART = "restart"
