@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -24,12 +24,44 @@ class _Section(BaseModel):
 
 
 class CheckpointConfig(_Section):
-    """When checkpoints are taken and how many stay."""
+    """When checkpoints are taken, where they go and how many stay."""
 
     every_steps: int | None = Field(default=None, ge=1, description="save after every so many steps")
-    every_min: float | None = Field(default=10.0, gt=0, description="save after so many minutes since the last save")
+    every_min: Annotated[float, Field(gt=0)] | Literal["auto"] | None = Field(
+        default=10.0,
+        description="save after so many minutes since the last save; auto: from what a save costs and how often this run fails",
+    )
+    auto_bounds_min: tuple[float, float] = Field(default=(0.5, 60.0), description="least and most minutes that auto may choose")
     keep_last: int = Field(default=3, ge=1, description="committed checkpoints to keep besides pinned ones")
+    keep_every_steps: int | None = Field(default=None, ge=1, description="also keep the first of every so many steps, for ever")
+    keep_every_hours: float | None = Field(
+        default=None, gt=0, description="also keep the first of every so many hours, for ever"
+    )
+    keep_best: str | None = Field(default=None, min_length=1, description="also keep the best by this metric of run.report()")
+    keep_best_is: Literal["lowest", "highest"] = Field(default="lowest", description="which value of keep_best is best")
     dir: str | None = Field(default=None, description="checkpoint root; default: RUN_DIR/checkpoints")
+    background: bool = Field(
+        default=True,
+        description="write behind training: it waits for a copy in memory, not for the disk; without room for one, it waits",
+    )
+    local_every_steps: int | None = Field(
+        default=None, ge=1, description="copy into each node's own memory after so many steps, for ranks that die on live nodes"
+    )
+    local_dir: str | None = Field(default=None, description="where those copies go; default: a folder of the run in /dev/shm")
+    trusted_group: str | int | None = Field(
+        default=None, description="group whose members' checkpoints are loaded as if they were ours"
+    )
+
+    @model_validator(mode="after")
+    def _says_something(self) -> CheckpointConfig:
+        low, high = self.auto_bounds_min
+        if not 0 < low <= high:
+            raise ValueError(f"auto_bounds_min={self.auto_bounds_min}: give the least and the most minutes, such as (0.5, 60)")
+        if self.local_dir is not None and self.local_every_steps is None:
+            raise ValueError("local_dir without local_every_steps would do nothing")
+        if self.keep_best is None and self.keep_best_is != "lowest":
+            raise ValueError(f"keep_best_is={self.keep_best_is} without keep_best would do nothing")
+        return self
 
 
 class LimitsConfig(_Section):
@@ -113,7 +145,8 @@ class ResilienceConfig(_Section):
     spares: int = Field(default=0, ge=0, description="nodes kept idle and warm")
     requeue: bool = Field(default=True, description="ask Slurm for a new allocation when this one ends early")
     on_drain: Literal["checkpoint_and_move", "warn", "ignore"] = Field(
-        default="checkpoint_and_move", description="when somebody drains a node under the job: save and go on without it, or not"
+        default="checkpoint_and_move",
+        description="when somebody drains a node under the job: save and go on without it, or not",
     )
     seed: int = Field(default=0, description="seed of the sample order and of RNGs on a changed world")
     mesh: MeshConfig = MeshConfig()

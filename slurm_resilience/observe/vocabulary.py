@@ -59,7 +59,9 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
 }
 
 FROM_RANKS: dict[str, Meaning] = {
-    "resumed": Meaning("A checkpoint was loaded.", ("step", "checkpoint", "seconds", "verify_s", "world", "rng", "ranks")),
+    "resumed": Meaning(
+        "A checkpoint was loaded.", ("step", "checkpoint", "seconds", "verify_s", "world", "rng", "tier", "ranks")
+    ),
     "started_fresh": Meaning("There was no checkpoint; training starts at step 0.", ("ranks",)),
     "learning_rate_scaled": Meaning(
         "As asked for by keep_accumulation, batch and learning rate follow the world.", ("rule", "factor", "global_batch")
@@ -67,8 +69,13 @@ FROM_RANKS: dict[str, Meaning] = {
     "first_step": Meaning("Every rank has completed its first step of the attempt.", ("step", "loss", "ranks")),
     "step_reported": Meaning("Progress of rank 0, thinned out.", ("step", "loss", "grad_norm", "lr", "samples")),
     "checkpoint_started": Meaning("A save began.", ("step",)),
-    "checkpoint_committed": Meaning("A save is complete and in the index.", ("step", "name", "bytes", "seconds")),
+    "checkpoint_committed": Meaning(
+        "A save is complete and in the index; training stood still for a part of its seconds.",
+        ("step", "name", "bytes", "seconds", "stall_s"),
+    ),
     "checkpoint_failed": Meaning("A save was given up; the older ones stand.", ("step", "error")),
+    "checkpoint_interval_chosen": Meaning("How often to save, as the run's own figures recommend.", ("interval_s", "reason")),
+    "local_copy_failed": Meaning("A copy in a node's own memory could not be taken, or used.", ("step", "error")),
     "checkpoint_quarantined": Meaning("A checkpoint is not to be trusted; an older one is tried.", ("step", "name", "reason")),
     "stopped": Meaning("Every rank has ended because it was asked to.", ("step", "why", "saved", "ranks")),
     "finished": Meaning("Every rank has reached the end of its work.", ("step", "outcome", "ranks")),

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import sys
+import threading
 import time
 from collections import deque
 from pathlib import Path
@@ -57,7 +58,7 @@ class Link(Protocol):
         ...
 
     def send(self, kind: str, **fields: Any) -> bool:
-        """One fact.  False when nobody heard it."""
+        """One fact, from any thread.  False when nobody heard it."""
         ...
 
     def done(self) -> None:
@@ -78,6 +79,7 @@ class AgentLink:
         self._untold: deque[tuple[str, dict[str, Any]]] = deque(maxlen=MOST_UNTOLD)
         self._wait_s = 0.0
         self._not_before_s = 0.0
+        self._telling = threading.RLock()
         self.beat = self._page.beat
         self.enter = self._page.enter
         self.push, self.pop = self._page.push, self._page.pop
@@ -85,13 +87,15 @@ class AgentLink:
         self.orders = self._page.orders
 
     def send(self, kind: str, **fields: Any) -> bool:
-        if kind != "step_reported" or not self._untold:
-            self._untold.append((kind, fields))
-        return time.monotonic() >= self._not_before_s and self._tell()
+        with self._telling:
+            if kind != "step_reported" or not self._untold:
+                self._untold.append((kind, fields))
+            return time.monotonic() >= self._not_before_s and self._tell()
 
     def done(self) -> None:
         """Say so on the page, after a last try to tell what is left."""
-        self._tell()
+        with self._telling:
+            self._tell()
         self._page.done()
 
     def _tell(self) -> bool:
@@ -116,6 +120,7 @@ class LocalLink:
     def __init__(self) -> None:
         self._phase = Phase.INIT
         self._events: EventWriter | None = None
+        self._writing = threading.RLock()
 
     def open(self, run_dir: Path, *, attempt: int, world: int) -> None:
         """Begin the record of this attempt.  Only rank 0 calls it."""
@@ -145,13 +150,14 @@ class LocalLink:
     def send(self, kind: str, **fields: Any) -> bool:
         if self._events is None:
             return False
-        try:
-            self._events.write(kind, rank=0, **fields)
-            if kind == "finished":
-                self._events.write("run_completed", step=fields.get("step"))
-        except OSError as error:
-            log.warning("%s was not written to the event file: %s", kind, error)
-            return False
+        with self._writing:
+            try:
+                self._events.write(kind, rank=0, **fields)
+                if kind == "finished":
+                    self._events.write("run_completed", step=fields.get("step"))
+            except OSError as error:
+                log.warning("%s was not written to the event file: %s", kind, error)
+                return False
         return True
 
     def done(self) -> None:

@@ -1,6 +1,7 @@
 """From nothing to a trusted state: which checkpoint, in what order, and what happens when one is not as it should be.
 
-The order, in one place: everything is constructed → rank 0 chooses an entry, all ranks prove that they see the same one → it
+The order, in one place: everything is constructed → rank 0 chooses an entry (or all ranks find that their nodes' memory holds a
+newer one), all ranks prove that they see the same one → it
 is marked as attempted → tensors are loaded → models → optimizers → schedulers → scaler and others (``Registry.restore`` says
 why) → counters → place in the data → checks → random generators, last, because everything before may draw from them.  Every
 stage ends in a vote, so that one rank's failure is everybody's within seconds and nobody waits in the next collective.
@@ -15,21 +16,24 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from slurm_resilience.checkpoint import dcp
+from slurm_resilience.checkpoint.dcp.local import LocalTier
+from slurm_resilience.checkpoint.dcp.team import Team
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.errors import CorruptCheckpoint
 from slurm_resilience.checkpoint.store import CheckpointStore
-from slurm_resilience.errors import CheckpointError, FormatError, NoValidCheckpoint, ResilienceError
+from slurm_resilience.errors import CheckpointError, Fenced, FormatError, NoValidCheckpoint, ResilienceError
 from slurm_resilience.training import rng
 from slurm_resilience.training.data import Source
 from slurm_resilience.training.layout import Layout
 from slurm_resilience.training.link import Link
+from slurm_resilience.training.local import LocalCopies
 from slurm_resilience.training.probe import Probe
 from slurm_resilience.training.saving import FORMAT_VERSION
 from slurm_resilience.training.state import Registry
@@ -53,7 +57,7 @@ class CheckFailed(CheckpointError):
 class Resumed:
     """How a run came back: its step, from which entry, how long it took, and whether random numbers repeat exactly.
 
-    ``verify_s`` is the part of ``seconds`` after everything was put back.
+    ``verify_s`` is the part of ``seconds`` after everything was put back.  ``tier`` is "local" for copies in the nodes' memory.
     """
 
     step: int
@@ -64,6 +68,7 @@ class Resumed:
     data: dict[str, Any]
     checks: list[Check]
     rejected: list[tuple[Entry, str]] = field(default_factory=list)
+    tier: str = "shared"
 
 
 class Resumer:
@@ -81,6 +86,7 @@ class Resumer:
         self.probe: Probe | None = None
         self.extra_checks: tuple[CheckFn, ...] = ()
         self.excused: frozenset[int] = frozenset()
+        self.copies: LocalCopies | None = None
 
     def resume(self) -> Resumed | None:
         """Restore from the newest entry that can be trusted; None when there is none at all.  All ranks must come.
@@ -93,13 +99,16 @@ class Resumer:
         doubtful: list[tuple[Entry, RestoreFailed]] = []
         if self.excused:
             self._lead("excusing checkpoints that were being loaded", lambda: self._store.excuse(self.excused))
+        local = self._from_copies(began)
+        if local is not None:
+            return local
         candidates: Iterator[Entry] = self._store.candidates() if self._team.leads else iter(())
         for _ in range(MOST_TRIES):
             entry = self._team.funnel("choosing a checkpoint", lambda: None, lambda _: next(candidates, None))
             if entry is None:
                 break
             try:
-                saved, checks, how, put_back_at = self._try(entry)
+                saved, checks, how, put_back_at = self._try(_Shared(self._store, entry, self._world, self._team))
             except (CorruptCheckpoint, CheckFailed) as error:
                 rejected.append((entry, error.what))
                 self._quarantine(entry, error.what)
@@ -119,6 +128,28 @@ class Resumer:
         self._team.funnel("choosing a checkpoint", lambda: None, lambda _: self._refuse_to_start_over(rejected))
         return None
 
+    def _from_copies(self, began: float) -> Resumed | None:
+        """From copies in the nodes' memory, where every rank has one that is newer than every shared checkpoint."""
+        if self.copies is None:
+            return None
+        tier = self.copies.tier
+        shared = self._team.funnel("looking for a checkpoint", lambda: None, lambda _: self._store.latest())
+        entry = tier.find(newer_than=shared)
+        if entry is None:
+            return None
+        try:
+            saved, checks, how, put_back_at = self._try(_Local(tier, entry, self._team))
+        except Fenced:
+            raise
+        except CheckpointError as error:
+            reason = error.what
+            self.copies.failed(entry.step, str(error))
+            self._team.agree("refusing the local copies", lambda: tier.refuse(entry, reason))
+            return None
+        self._team.agree("accepting the local copies", lambda: tier.accept(entry, self._by))
+        now = time.monotonic()
+        return Resumed(entry.step, entry, now - began, now - put_back_at, how, saved["data"], checks, tier="local")
+
     def _refuse_to_start_over(self, rejected: list[tuple[Entry, str]]) -> None:
         """A run that has checkpoints, also ones condemned by earlier attempts, never begins again at step 0 by itself."""
         condemned = rejected or [(entry, entry.reason) for entry in self._store.entries()]
@@ -129,24 +160,23 @@ class Resumer:
                 remedy="slurm-resilience checkpoints release, if this is a false alarm; otherwise start a new run folder",
             )
 
-    def _try(self, entry: Entry) -> tuple[dict[str, Any], list[Check], str, float]:
+    def _try(self, source: _Shared | _Local) -> tuple[dict[str, Any], list[Check], str, float]:
         """Everything from one entry.  What it raises says who is to blame."""
         began = time.monotonic()
-        registry, team = self._registry, self._team
+        registry, team, entry = self._registry, self._team, source.entry
 
         def prepare() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-            # Every rank reads the manifest whose digest rank 0 has chosen: so all see the same one, or say that they do not.
-            manifest = self._store.manifest(entry)
-            saved = _own_part(manifest.extra, entry)
-            layout = Layout(manifest.tensors)
+            extra, tensors = source.peek()
+            saved = _own_part(extra, entry)
+            layout = Layout(tensors)
             room = registry.template(saved, layout)
             for key in layout.under("probe/"):
                 room[key] = torch.zeros(layout.shape(key), dtype=layout.dtype(key))
             return saved, room
 
         saved, room = team.agree("comparing the checkpoint with the model", prepare)
-        self._lead("marking the checkpoint as attempted", lambda: self._store.mark_attempted(entry))
-        loaded = dcp.load(self._store, entry, room, process_group=self._world.checkpoint)
+        source.begin()
+        loaded = source.load(room)
         self._measured("load", began)
         began = time.monotonic()
 
@@ -200,6 +230,47 @@ class Resumer:
     def _measured(self, name: str, began: float) -> None:
         if self._team.leads:
             self._link.send("phase_done", name=name, seconds=round(time.monotonic() - began, 6))
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """A checkpoint that all ranks read together."""
+
+    store: CheckpointStore
+    entry: Entry
+    world: World
+    team: Team
+
+    def peek(self) -> tuple[dict[str, Any], Mapping[str, Mapping[str, Any]]]:
+        # Every rank reads the manifest whose digest rank 0 has chosen: so all see the same one, or say that they do not.
+        manifest = self.store.manifest(self.entry)
+        return manifest.extra, manifest.tensors
+
+    def begin(self) -> None:
+        self.team.funnel(
+            "marking the checkpoint as attempted", lambda: None, lambda _: self.store.mark_attempted(self.entry) and None
+        )
+
+    def load(self, room: dict[str, torch.Tensor]) -> dcp.LoadResult:
+        return dcp.load(self.store, self.entry, room, process_group=self.world.checkpoint)
+
+
+@dataclass(frozen=True)
+class _Local:
+    """One rank's copy of a step of which all ranks have one."""
+
+    tier: LocalTier
+    entry: Entry
+    team: Team
+
+    def peek(self) -> tuple[dict[str, Any], Mapping[str, Mapping[str, Any]]]:
+        return self.tier.peek(self.entry)
+
+    def begin(self) -> None:
+        self.team.agree("marking the local copies as attempted", lambda: self.tier.begin(self.entry))
+
+    def load(self, room: dict[str, torch.Tensor]) -> dcp.LoadResult:
+        return self.tier.read(self.entry, room)
 
 
 def place(batches: Source, name: str, step: int, data: dict[str, Any]) -> None:

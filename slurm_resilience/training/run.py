@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -12,14 +11,12 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from slurm_resilience._clock import boot_id
-from slurm_resilience.checkpoint.retention import Retention
-from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.elastic.batch import Deal, LossOf
 from slurm_resilience.errors import ConfigError, ResilienceError
 from slurm_resilience.progress.page import Phase
 from slurm_resilience.training import data, gradients, loading
 from slurm_resilience.training.crash import CrashReporter
+from slurm_resilience.training.keeping import Keeping
 from slurm_resilience.training.metrics import MetricsFile
 from slurm_resilience.training.own_time import OwnTime
 from slurm_resilience.training.probe import Probe
@@ -36,14 +33,14 @@ from slurm_resilience.training.weighing import Weighing
 log = logging.getLogger(__name__)
 
 
-class Run(Weighing):
+class Run(Weighing, Keeping):
     """One rank's hold on a resilient run.
 
     Under ``slurm-resilience run`` the run's folder, attempt and configuration come from the agent; without one (plain python
     or torchrun) the folder is ``folder``, RESILIENCE_RUN_DIR or ./resilience-run, and everything else is the same.
-    ``settings`` are ``seed``, ``global_batch``, ``micro_batch`` and ``checkpoint`` (a mapping with ``every_steps``,
-    ``every_min``, ``keep_last``, ``dir``).  Nothing of torch.distributed is touched before :meth:`init_process_group` or
-    :meth:`resume`.
+    ``settings`` are ``seed``, ``global_batch``, ``micro_batch`` and ``checkpoint`` (a mapping of that section's keys, such as
+    ``every_steps``; docs/reference/config.md has them all).  Nothing of torch.distributed is touched before
+    :meth:`init_process_group` or :meth:`resume`.
     """
 
     _current: ClassVar[Run | None] = None
@@ -224,8 +221,18 @@ class Run(Weighing):
         resumer = Resumer(world=self._world, registry=self._registry, link=self._link, store=store, seed=self.seed, by=by)
         resumer.batches, resumer.probe, resumer.extra_checks = self._batches, self._probe, tuple(self._checks)
         resumer.excused = frozenset(self.plan.get("excused_attempts", ()))
+        resumer.copies = self._local_copies()
         self._resumed = resumer.resume()
-        saver = Saver(world=self._world, registry=self._registry, link=self._link, store=store, mesh=self.mesh)
+        saver = Saver(
+            world=self._world,
+            registry=self._registry,
+            link=self._link,
+            store=store,
+            mesh=self.mesh,
+            pace=self._pace(),
+            background=self._settings.background,
+            copies=resumer.copies,
+        )
         saver.batches, saver.probe = self._batches, self._probe
         step = 0
         if self._resumed is None:
@@ -233,7 +240,8 @@ class Run(Weighing):
             self._world.team.agree("looking at what is registered", lambda: self._registry.capture() and None)
             self._link.send("started_fresh")
         else:
-            step = saver.saved_step = self._resumed.step
+            step = saver.begun_step = self._resumed.step
+            saver.saved_step = step if self._resumed.tier == "shared" else None
             self._say_resumed(self._resumed)
         self._saver = saver
         self._own_time = OwnTime(self._link, self._world)
@@ -263,24 +271,10 @@ class Run(Weighing):
         self._link.enter(Phase.USER)
         return step
 
-    def _open_store(self) -> CheckpointStore:
-        about = self._contract
-        store = CheckpointStore.open(
-            self._checkpoint_root(),
-            attempt=self._attempt,
-            job_id=about.job_id if about else "",
-            restart_count=about.restart_count if about else 0,
-            node=about.node if about else socket.gethostname(),
-            boot_id=boot_id(),
-            retention=Retention(keep_last=self._settings.keep_last),
-        )
-        self._world.team.funnel("opening the checkpoints", lambda: None, lambda _: store.fence())
-        return store
-
     def _say_resumed(self, resumed: Resumed) -> None:
         seconds, verify_s = round(resumed.seconds, 6), round(resumed.verify_s, 6)
         self._link.send("resumed", step=resumed.step, checkpoint=resumed.entry.name, seconds=seconds, verify_s=verify_s,
-                        world=self.world_size, rng=resumed.rng)  # fmt: skip
+                        world=self.world_size, rng=resumed.rng, tier=resumed.tier)  # fmt: skip
         if self.rank == 0 and resumed.rng != "exact":
             log.warning("the world size has changed: random numbers are derived anew, exact replay of dropout is off")
 
@@ -353,7 +347,9 @@ class Run(Weighing):
         self._crashes.report(error)
 
     def close(self) -> None:
-        """Put back the signal handlers and the exception hook of before."""
+        """Wait for a save in flight; put back the signal handlers and the exception hook of before."""
+        if self._saver is not None:
+            self._saver.close()
         if self._stepper is not None:
             self._stepper.close()
         self._flags.restore()

@@ -7,13 +7,17 @@ latter: a batch that differs from the plan is an error, because the plan's arith
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
+from slurm_resilience.checkpoint.retention import Retention
 from slurm_resilience.errors import ConfigError, nearest
 
 _KEYS = ("seed", "global_batch", "micro_batch", "checkpoint")
-_CHECKPOINT_KEYS = ("every_steps", "every_min", "keep_last", "dir")
+_CHECKPOINT_KEYS = (
+    "every_steps", "every_min", "auto_bounds_min", "keep_last", "keep_every_steps", "keep_every_hours", "keep_best",
+    "keep_best_is", "dir", "background", "local_every_steps", "local_dir", "trusted_group",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -25,9 +29,14 @@ class Settings:
     micro_batch: int | None = None
     keep_accumulation: str | None = None
     every_steps: int | None = None
-    every_min: float | None = 10.0
-    keep_last: int = 3
+    every_min: float | Literal["auto"] | None = 10.0
+    auto_bounds_min: tuple[float, float] = (0.5, 60.0)
+    retention: Retention = field(default_factory=Retention)
     checkpoint_dir: str | None = None
+    background: bool = True
+    local_every_steps: int | None = None
+    local_dir: str | None = None
+    trusted_group: str | int | None = None
 
 
 def settle(script: Mapping[str, Any], submitted: Mapping[str, Any] | None) -> Settings:
@@ -60,8 +69,19 @@ def settle(script: Mapping[str, Any], submitted: Mapping[str, Any] | None) -> Se
         keep_accumulation=planned.get("keep_accumulation"),
         every_steps=cadence.get("every_steps"),
         every_min=cadence.get("every_min", default.every_min),
-        keep_last=cadence.get("keep_last", default.keep_last),
+        auto_bounds_min=tuple(cadence.get("auto_bounds_min", default.auto_bounds_min)),
+        retention=Retention(
+            keep_last=cadence.get("keep_last", default.retention.keep_last),
+            every_steps=cadence.get("keep_every_steps"),
+            every_hours=cadence.get("keep_every_hours"),
+            best=cadence.get("keep_best"),
+            best_is=cadence.get("keep_best_is", default.retention.best_is),
+        ),
         checkpoint_dir=cadence.get("dir"),
+        background=cadence.get("background", default.background),
+        local_every_steps=cadence.get("local_every_steps"),
+        local_dir=cadence.get("local_dir"),
+        trusted_group=cadence.get("trusted_group"),
     )
 
 

@@ -91,6 +91,7 @@ class Stepper:
         if self.step >= total:
             if self._world.rank == 0:
                 log.warning("the run is already complete: it stands at step %d of %d, nothing is trained", self.step, total)
+            self._save_last()  # it may have come back from a copy in a node's memory
             self._end("already_complete")
             return
         while self.step < total:
@@ -121,6 +122,7 @@ class Stepper:
     def _after_step(self, total: int) -> None:
         step = self.step
         self._link.beat(step)
+        self._saver.poll()
         for batches in self.batches.values():
             batches.advance(step)
         self._write_down(step)
@@ -132,8 +134,12 @@ class Stepper:
         if stop is not None:
             self._agreement.drain()
             self._stop(stop)
-        elif self._due(step, agreed):
-            self.save()
+        else:
+            if self._due(step, agreed):
+                self._saver.begin(step, self._last_reported)
+                self._link.beat(step)
+            if self._saver.saved_step != step:
+                self._saver.copy(step)
         self._saves_done = max(self._saves_done, agreed.save)
         self._save_asked = False
 
@@ -142,7 +148,7 @@ class Stepper:
         if self._save_asked or (every is not None and step % every == 0):
             return True
         # A wish is one step old: what was wished before the last save has had its save.
-        fresh = self._saver.saved_step is None or self._world.size == 1 or self._saver.saved_step < step - 1
+        fresh = self._saver.begun_step is None or self._world.size == 1 or self._saver.begun_step < step - 1
         return agreed.save > self._saves_done or (agreed.timed and fresh)
 
     def _wish(self) -> Wish:
@@ -154,8 +160,7 @@ class Stepper:
                 self._saves_by_signal += 1
             if not stop and self._flags.seen(signal.SIGTERM, signal.SIGUSR2):
                 stop, cause = True, "SIGTERM" if self._flags.seen(signal.SIGTERM) else "SIGUSR2"
-        every = self._settings.every_min
-        timed = every is not None and self._world.rank == 0 and time.monotonic() - self._saver.saved_at >= every * 60
+        timed = self._world.rank == 0 and self._saver.pace.due()
         return Wish(stop, cause, max(orders.save, self._saves_by_signal), timed, orders.deadline)
 
     def should_stop(self, agree: bool) -> bool:
@@ -174,26 +179,14 @@ class Stepper:
     # -- the ends ---------------------------------------------------------------------------------------------
 
     def _stop(self, wish: Wish) -> None:
-        saved = self._saver.saved_step == self.step
-        if not saved and self._time_for_save(wish.deadline):
-            saved = self.save() is not None
+        saved = self._saver.save_before(wish.deadline, self.step, self._last_reported)
+        self._link.beat(self.step)
         self.stopping = True
         self.outcome = "stopped"
+        if saved:
+            self._saver.drop_copies()
         self._link.send("stopped", step=self.step, why=wish.cause, saved=saved)
         self._link.done()
-
-    def _time_for_save(self, deadline: float | None) -> bool:
-        """Whether a save would end before the deadline, going by the last one.  Rank 0's clock decides for all."""
-        cost_s = self._saver.cost_s
-        if deadline is None:
-            return True
-        left_s = self._world.team.funnel("the time that is left", lambda: None, lambda _: deadline - time.time())
-        if cost_s is None or left_s >= cost_s:
-            return True
-        if self._world.rank == 0:
-            said = f"not begun: {left_s:.1f} s are left, the last save took {cost_s:.1f} s"
-            self._link.send("checkpoint_failed", step=self.step, error=said)
-        return False
 
     def finish(self) -> None:
         """See :meth:`Run.finish`."""
@@ -201,16 +194,22 @@ class Stepper:
             return
         self._settle()
         self._agreement.drain()
+        self._save_last()
+        self._end("completed")
+
+    def _save_last(self) -> None:
+        """The state of this step is durable, or an error."""
+        self._saver.settle()
         if self._saver.saved_step != self.step and self.save() is None:
             raise CheckpointError(
                 f"The run is complete at step {self.step}, but its last checkpoint could not be taken",
                 evidence="the reason was logged, and sent as checkpoint_failed",
                 remedy="make room for it, or repair its folder, and start the run again: it goes on from the last one",
             )
-        self._end("completed")
 
     def _end(self, outcome: str) -> None:
         self.outcome = outcome
+        self._saver.drop_copies()
         self._link.send("finished", step=self.step, outcome=outcome)
         self._link.done()
 

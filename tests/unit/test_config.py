@@ -31,7 +31,7 @@ def refusal(values: dict[str, Any]) -> str:
         ({"global_batch": 4, "micro_batch": 8}, ["micro_batch=8", "global_batch=4"]),
         ({"ranks_per_node": 0}, ["ranks_per_node", "greater than or equal to 1"]),
         ({"glob_batch": 8}, ["unknown key 'glob_batch'", "did you mean 'global_batch'"]),
-        ({"checkpoint": {"every_step": 5}}, ["'checkpoint.every_step'", "did you mean 'every_steps'", "keep_last"]),
+        ({"checkpoint": {"every_step": 5}}, ["'checkpoint.every_step'", "did you mean 'every_steps'"]),
         ({"limits": {"agent_silence_s": 4.0}}, ["agent_silence_s (4.0)", "node_silence_s (4.0)"]),
         ({"limits": {"step_s": float("inf")}}, ["limits.step_s", "finite"]),
         ({"limits": {"step_s": float("nan")}}, ["limits.step_s"]),

@@ -34,13 +34,14 @@ class _Kept:
 
 @dataclass
 class Planned:
-    """One rank's part of one save.  ``draft`` and ``metadata`` are rank 0's alone."""
+    """One rank's part of one save.  ``draft`` and ``metadata`` are rank 0's alone; ``anew``: no kept plan could be used."""
 
     planner: DefaultSavePlanner
     part: SavePlan
     directory: Path
     draft: Draft | None
     metadata: Metadata | None
+    anew: bool
 
 
 _kept: weakref.WeakKeyDictionary[CheckpointStore, _Kept] = weakref.WeakKeyDictionary()
@@ -77,6 +78,7 @@ def plan_save(team: Team, store: CheckpointStore, state: Callable[[], dict[str, 
 
     try:
         directory = team.funnel(stage, look, reuse)
+        anew = directory is None
         if directory is None:
             part, directory = team.deal(stage, lambda: made[0], merge)
             metadata, expected = layouts[0] if layouts else (None, 0)
@@ -86,7 +88,7 @@ def plan_save(team: Team, store: CheckpointStore, state: Callable[[], dict[str, 
             store.abandon(draft)
         raise
     assert kept is not None
-    return Planned(planner, kept.part, directory, drafts[0] if drafts else None, kept.metadata)
+    return Planned(planner, kept.part, directory, drafts[0] if drafts else None, kept.metadata, anew)
 
 
 def _same(one: SavePlan, other: SavePlan) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,17 +64,15 @@ def finish_save(team: Team, store: CheckpointStore, planned: Planned, about: Abo
 
     def write() -> Shard | None:
         data = source()
-        try:
+        with _explained(store):
             return write_shard(planned.directory, team.rank, planned.part, data)
-        except OSError:
-            store.check_owner()  # a fence takes the directory away under its writers
-            raise
 
     def commit(shards: list[Shard | None]) -> Entry:
         assert planned.draft is not None
         assert planned.metadata is not None
         written = [shard for shard in shards if shard is not None]
-        raw = layout.write_metadata(planned.directory, planned.draft.name, planned.metadata, written)
+        with _explained(store):
+            raw = layout.write_metadata(planned.directory, planned.draft.name, planned.metadata, written)
         files: dict[str, dict[str, Any]] = {shard.file: {"bytes": shard.bytes} for shard in written}
         files[names.METADATA] = {"bytes": len(raw), "sha256": sha256(raw)}
         items = list(itertools.chain.from_iterable(shard.items for shard in written))
@@ -95,6 +94,16 @@ def finish_save(team: Team, store: CheckpointStore, planned: Planned, about: Abo
     except BaseException:
         if planned.draft is not None:
             store.abandon(planned.draft)
+        raise
+
+
+@contextlib.contextmanager
+def _explained(store: CheckpointStore) -> Iterator[None]:
+    """Raise :class:`Fenced` instead of what a writer sees when a fence takes the directory away under it."""
+    try:
+        yield
+    except OSError:
+        store.check_owner()
         raise
 
 

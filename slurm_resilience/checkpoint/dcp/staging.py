@@ -12,6 +12,8 @@ import torch
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem
 
+from slurm_resilience.checkpoint.dcp import layout
+
 
 class Staging:
     """A :class:`~slurm_resilience.checkpoint.dcp.write.Source` that holds copies.  Not for two saves at once."""
@@ -24,6 +26,11 @@ class Staging:
     def nbytes(self) -> int:
         """What the buffers take."""
         return sum(buffer.nbytes for buffer in self._buffers.values()) + sum(map(len, self._bytes.values()))
+
+    @staticmethod
+    def bytes_of(plan: SavePlan) -> int:
+        """What the buffers will take for ``plan``, bytes entries aside."""
+        return layout.expected_bytes([plan])
 
     def take(self, plan: SavePlan, planner: SavePlanner) -> None:
         """Copy everything that ``plan`` will write; when it returns, the live tensors may change."""

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from slurm_resilience.checkpoint import names
 from slurm_resilience.checkpoint.dcp import load
-from slurm_resilience.checkpoint.dcp.background import BackgroundSaver, fits
+from slurm_resilience.checkpoint.dcp.background import BackgroundSaver, Landed, fits
 from slurm_resilience.checkpoint.errors import SaveInFlight
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError, ExitCode, Fenced
@@ -287,3 +287,59 @@ def test_a_script_that_ends_waits_for_its_save_or_fails(tmp_path: Path, how: str
 )
 def test_what_fits_into_the_time_left(left: float, remaining: float, cost: float, choice: str) -> None:
     assert fits(left, remaining_s=remaining, cost_s=cost) == choice
+
+
+def _no_room(rank: int, world: int, root: str) -> tuple[bool, list[Any], int]:
+    """Rank 1 says that there is no memory for a copy; then there is, and the layout is the same; then another layout."""
+    import slurm_resilience.checkpoint.dcp.background as module
+
+    store = _store(root, rank)
+    saver = BackgroundSaver(store, timeout_s=20, ranks_here=2)
+    free = 20_000 if rank == 0 else 15_999
+    module.memory.available_bytes = lambda: free  # type: ignore[assignment,misc]
+    heard: list[Landed] = []
+    saver.start({"a": torch.ones(1000), "b": torch.ones(1000)}, step=1, told=heard.append)  # 4000 bytes each rank writes
+    behind = saver.in_flight is not None or saver.staged_bytes > 0
+    first = saver.wait()
+    assert first is not None
+    free = 16_000
+    saver.start({"a": torch.ones(1000), "b": torch.ones(1000)}, step=2, told=heard.append)
+    assert saver.staged_bytes == 0
+    free = 15_983
+    saver.start({"a": torch.ones(1000), "b": torch.ones(999), "c": torch.ones(1)}, step=3, told=heard.append)
+    assert saver.staged_bytes == 0
+    free = 15_984
+    saver.start({"a": torch.ones(999), "b": torch.ones(999)}, step=4, told=heard.append)
+    saver.close()
+    stalls = [one.stall_s == one.seconds for one in heard]
+    return behind, stalls, len(store.entries())
+
+
+def test_without_room_for_a_copy_on_one_rank_all_save_in_the_foreground(tmp_path: Path) -> None:
+    for behind, stalls, entries in worlds.run(2, _no_room, str(tmp_path)):
+        assert not behind
+        assert stalls == [True, True, True, False]
+        assert entries == 4
+
+
+def _told_at_once(rank: int, world: int, root: str) -> None:
+    saver = BackgroundSaver(_store(root, rank))
+    heard: list[Landed] = []
+    gate = Gate()
+    saver.start({"w": torch.ones(4)}, step=1, told=heard.append)
+    assert gate.reached.wait(30)
+    assert heard == []
+    gate.close()
+    worlds.wait_until(lambda: bool(heard), 30, "nobody was told")
+    (landed,) = heard
+    assert landed.entry is not None
+    assert landed.seconds > landed.stall_s
+    assert saver.failure is None
+    (saver._store.root / names.writing_dir(1)).rmdir()
+    with pytest.raises(CheckpointError):
+        saver.start({"w": torch.ones(4)}, step=2, told=heard.append)
+    assert len(heard) == 1
+
+
+def test_the_end_of_a_save_is_told_when_it_comes_and_not_when_somebody_asks(tmp_path: Path) -> None:
+    worlds.run(1, _told_at_once, str(tmp_path))

@@ -587,6 +587,8 @@ def test_a_newer_attempt_fences_this_one(begin: Callable[..., Run]) -> None:
     for step in (0, 1, 2, 3):
         assert next(steps) == step
         one_step(step, *parts)
+    assert run._saver is not None
+    run._saver.settle()
     CheckpointStore.open(run.folder / "checkpoints", attempt=9).fence()
     with pytest.raises(Fenced, match="attempt 9 owns it now"):
         next(steps)

@@ -1,13 +1,15 @@
 """How often to save: from what a save costs and how often things fail, with the reason in one sentence.
 
-Too often wastes the save's stall, too seldom the work that a failure takes away; Young and Daly say where the sum is least.
+Too often wastes the save's stall, too seldom the work that a failure takes away; the exact optimum (Young's and Daly's rules
+are its neighbours) is where the sum is least.
 The rate of failures starts from a published one and moves towards what this run sees.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+
+from slurm_resilience.plan.interval import best_s
 
 # Failures per node-day on a large Slurm cluster with eight GPUs a node.  Source: Kokolis et al., arXiv 2410.21680.
 PRIOR_PER_NODE_DAY = 6.5e-3
@@ -35,14 +37,6 @@ def mtbf_s(*, nodes: int, observed_s: float, failures: int, prior: float = PRIOR
     return DAY_S / (rate * nodes)
 
 
-def daly_s(cost_s: float, mean_s: float) -> float:
-    """The interval between saves that loses least time.  Source: Daly, FGCS 22 (2006), equation 37."""
-    if cost_s >= 2 * mean_s:
-        return mean_s
-    ratio = math.sqrt(cost_s / (2 * mean_s))
-    return math.sqrt(2 * cost_s * mean_s) * (1 + ratio / 3 + ratio * ratio / 9) - cost_s
-
-
 def choose(
     *,
     stall_s: float,
@@ -60,7 +54,7 @@ def choose(
     stalls take a tenth of the time; never longer than ``at_most_s``, unless one of those asks for it.
     """
     mean = mtbf_s(nodes=nodes, observed_s=observed_s, failures=failures, prior=prior)
-    best = daly_s(stall_s, mean)
+    best = best_s(stall_s, mean)
     floor, why_floor = max(
         (at_least_s, "the shortest allowed"),
         (1.2 * write_s, "as long as a save is written"),

@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
-from slurm_resilience.checkpoint.cadence import DAY_S, PRIOR_PER_NODE_DAY, choose, daly_s, mtbf_s
-
-
-def lost(interval_s: float, cost_s: float, mean_s: float) -> float:
-    """Wall time per unit of work with exponential failures and free restarts.  Source: Daly 2006, equation 13."""
-    return mean_s * math.expm1((interval_s + cost_s) / mean_s) / interval_s
-
-
-@given(st.floats(0.01, 100), st.floats(1000, 1e6))
-def test_no_neighbour_loses_less(cost_s: float, mean_s: float) -> None:
-    assume(cost_s < mean_s / 20)
-    best = daly_s(cost_s, mean_s)
-    for factor in (0.8, 1.25):
-        assert lost(best, cost_s, mean_s) <= lost(best * factor, cost_s, mean_s)
+from slurm_resilience.plan.cadence import DAY_S, PRIOR_PER_NODE_DAY, choose, mtbf_s
+from slurm_resilience.plan.interval import best_s
 
 
 def test_before_any_failure_the_published_rate_counts_and_afterwards_the_runs_own() -> None:
@@ -47,3 +31,8 @@ def test_the_choice_is_bounded_and_gives_its_reason(given_: dict[str, float], in
     assert choice.interval_s == pytest.approx(interval, rel=0.02)
     assert says in choice.reason
     assert f"{given_['failures']} failures" in choice.reason
+
+
+def test_between_its_bounds_the_choice_is_the_exact_optimum() -> None:
+    choice = choose(stall_s=2.0, nodes=64, observed_s=3 * DAY_S, failures=4)
+    assert choice.interval_s == best_s(2.0, mtbf_s(nodes=64, observed_s=3 * DAY_S, failures=4))
