@@ -8,6 +8,7 @@ import time
 
 from . import budget, files, ledger, slurm
 from . import reason as reasons
+from .checks import DRAIN_NOW
 from .nodes import seconds
 
 TYPE_CHECKING = False
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 OWN = "drain.json"
 PENDING = "pending.json"
+DECISIONS = "decisions.json"
+BUDGET = "budget.json"
 
 
 class Outcome:
@@ -47,7 +50,33 @@ def drain(world: "World", result: "Result") -> Outcome:
         world, "drained" if outcome.kind == budget.GRANTED else "not_drained", check=result.check, word=result.word,
         decision=outcome.kind, why=outcome.why, reason=outcome.reason, evidence=result.text, severity=result.severity,
     )  # fmt: skip
+    _count(world, outcome.kind)
+    if outcome.kind == budget.GRANTED and result.severity == DRAIN_NOW:
+        from . import evict
+
+        evict.requeue_jobs(world)
     return outcome
+
+
+def _count(world: "World", kind: str) -> None:
+    """For the metrics: how often each decision was made."""
+    counts = files.read_json(world.path(DECISIONS))
+    counts[kind] = int(str(counts.get(kind, 0))) + 1
+    try:
+        files.write_json(world.path(DECISIONS), counts)
+    except OSError:
+        return  # a full disk; the ledger has said so
+
+
+def _note_budget(world: "World", seen: "list[Node]") -> None:
+    """For the metrics: the budget as it was when all nodes were last looked at."""
+    wanted = limits(world)
+    most = budget.allowed(len(seen), wanted["max_nodes"], wanted["max_percent"])
+    out = sum(1 for node in seen if node.out)
+    try:
+        files.write_json(world.path(BUDGET), {"nodes": len(seen), "out": out, "allowed": most, "at": time.time()})
+    except OSError:
+        return
 
 
 def _drain(world: "World", result: "Result") -> Outcome:
@@ -55,6 +84,7 @@ def _drain(world: "World", result: "Result") -> Outcome:
     flag(world, result.check, now, result.text)
     time.sleep(int.from_bytes(os.urandom(2), "big") / 65536.0 * world.number("budget", "jitter_s", 0.3))
     seen = slurm.all_nodes(world)
+    _note_budget(world, seen)
     decision = budget.decide(seen, world.node, result.check, limits(world), now)
     if decision.kind == budget.LEAVE:
         _keep_for_later(world, result, decision.why)
@@ -78,6 +108,7 @@ def confirm(world: "World") -> Outcome:
     if foreign:
         give_back(world, foreign)
     seen = slurm.all_nodes(world)
+    _note_budget(world, seen)
     node = slurm.this_node(seen, world.node)
     if node is None or node.reason != reason:
         forget(world)

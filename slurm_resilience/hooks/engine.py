@@ -128,13 +128,14 @@ def _together(quick: "list[Plan]", asked: "dict[str, Callable[[], str]]") -> "di
 
 def _ask(world: "World", plan: Plan, deadline: float, job: "Job", root: str) -> "Callable[[], str]":
     def function() -> str:
+        started = time.monotonic()
         if plan.command:
             result = _site(world, plan, deadline, job)
         else:
             memo = world.path(f"memo-{plan.name}.json") if world.state else ""
             host = checks.Host(plan.options, deadline, root, world.node, job, memo, world.slurm_environment())
             result = checks.module(plan.name).check(host)  # type: ignore[attr-defined]
-        return json.dumps(result.to_dict())[:4000]
+        return json.dumps(dict(result.to_dict(), took_s=round(time.monotonic() - started, 4)))[:4000]
 
     return function
 
@@ -158,10 +159,12 @@ def _site(world: "World", plan: Plan, deadline: float, job: "Job") -> Result:
 
 def _answer(plan: Plan, done: "child.Finished") -> Result:
     result = checks.unknown(done.problem or done.out[:300])
+    result.took_s = plan.timeout_s if done.problem else 0.0
     if not done.problem and done.code == 0:
         try:
             value = json.loads(done.out)
             result = Result.from_dict(value if isinstance(value, dict) else {})
+            result.took_s = _number(value.get("took_s"), 0.0)
         except ValueError:
             result = checks.unknown(f"its answer is no result: {done.out[:100]!r}")
     result.check = plan.name
@@ -184,6 +187,11 @@ def remember(world: "World", results: "list[Result]") -> "dict[str, dict[str, ob
             counts = {"fails": 0, "passes": counts["passes"] + 1, "unknowns": 0}
         entry = result.to_dict()
         entry.update(counts)
+        often = before.get("seen")
+        often = dict(often) if isinstance(often, dict) else {}
+        often[result.status] = int(str(often.get(result.status, 0))) + 1
+        entry["seen"] = often
+        entry["took_s"] = result.took_s
         entry.update({"steady": steady, "at": now})
         if entry["status"] != before.get("status") and (before or entry["status"] != OK):
             ledger.record(world, "check", check=result.check, status=result.status, word=result.word, text=result.text,

@@ -1,7 +1,8 @@
 """What jobs say about this node: untrusted, and never more than a reason for root's own checks to look deeper.
 
-The drop box of a node, BOX/NODE, is root's with mode 1733: any user can put a file in, only root can list it.  A file
-counts only when it is an ordinary, small one whose owner is the user that it speaks of.
+The drop box of a node, BOX/NODE, is root's with mode 1733: any user can put a file in, only root can list it.  What is in
+it counts only when it is an ordinary, small file.  Under /run the box is a file system of its own, of one megabyte, for a
+user who fills /run takes the node down; and no user's hints keep another's from being read.
 
     {"v": 1, "node": "n3", "job": 123, "cause": "rank_crash", "attempt": 4, "at": 1796001234.5}
 """
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 BOX = "/run/slurm-resilience-hints"
 MOST_FILES = 50
+MOST_OF_ONE_USER = 10
+MOST_LOOKED_AT = 5000
+MOUNT_OPTIONS = "size=1m,nr_inodes=2000,mode=755,nosuid,nodev,noexec"
 MOST_BYTES = 4096
 CAUSES = (
     "preemption", "time_limit", "node_lost", "node_drained", "launch_failed", "rank_crash", "hang", "bad_checkpoint", "oom",
@@ -28,16 +32,35 @@ CAUSES = (
 def prepare(box: str, node: str) -> str:
     """The node's drop box, made and as it must be.  Raises OSError."""
     path = os.path.join(box, node)
-    for folder, mode in ((box, 0o755), (path, 0o1733)):  # anybody puts in, nobody lists
-        try:
-            os.mkdir(folder, 0o700)
-        except FileExistsError:
-            pass
-        found = os.lstat(folder)
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-            raise OSError(f"{folder} is not a folder of root's")
-        os.chmod(folder, mode)
+    _own_folder(box, 0o755)
+    if box.startswith("/run/") and os.stat(box).st_dev == os.stat("/run").st_dev:
+        _mount(box)
+    _own_folder(path, 0o1733)  # anybody puts in, nobody lists
     return path
+
+
+def _own_folder(folder: str, mode: int) -> None:
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        pass
+    found = os.lstat(folder)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise OSError(f"{folder} is not a folder of root's")
+    os.chmod(folder, mode)
+
+
+def _mount(box: str) -> None:
+    from . import child
+
+    for mount in ("/usr/bin/mount", "/bin/mount"):
+        if os.path.exists(mount):
+            done = child.run((mount, "-t", "tmpfs", "-o", MOUNT_OPTIONS, "slurm-resilience-hints", box), 3.0)
+            if done.code == 0:
+                return
+            why = done.problem or done.err.strip()[:200]
+            raise OSError(f"{box} cannot be given a size of its own: {why}")
+    raise OSError(f"there is no mount for {box}")
 
 
 def collect(world: "World") -> "list[dict[str, object]]":
@@ -48,20 +71,39 @@ def collect(world: "World") -> "list[dict[str, object]]":
     except OSError as error:
         ledger.record(world, "own_error", error=f"hints: {error}")
         return []
-    found = []
+    found = []  # type: list[dict[str, object]]
     try:
-        for name in sorted(os.listdir(at))[:MOST_FILES]:
-            hint = _read(at, name, world.node)
-            try:
-                os.unlink(name, dir_fd=at)
-            except OSError:
-                continue  # a folder: not ours to take apart
+        of_user = {}  # type: dict[int, int]
+        for name in sorted(os.listdir(at))[:MOST_LOOKED_AT]:
+            uid = _owner(at, name)
+            of_user[uid] = of_user.get(uid, 0) + 1
+            wanted = of_user[uid] <= MOST_OF_ONE_USER and len(found) < MOST_FILES
+            hint = _read(at, name, world.node) if wanted else {}
+            if not _removed(at, name):
+                continue  # a folder with something in it: not ours to take apart
             if hint:
                 found.append(hint)
                 ledger.record(world, "hint", **hint)
     finally:
         os.close(at)
     return found
+
+
+def _removed(at: int, name: str) -> bool:
+    for remove in (os.unlink, os.rmdir):
+        try:
+            remove(name, dir_fd=at)
+            return True
+        except OSError:
+            pass
+    return False
+
+
+def _owner(at: int, name: str) -> int:
+    try:
+        return os.stat(name, dir_fd=at, follow_symlinks=False).st_uid
+    except OSError:
+        return -1
 
 
 def _read(at: int, name: str, node: str) -> "dict[str, object]":

@@ -28,6 +28,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "verdict": {"fresh_s": 600},
     "hints": {"box": "/run/slurm-resilience-hints"},
     "expedite": {"jobs": "resilient"},
+    "drain_now": {"requeue": "off"},
     "metrics": {"folder": ""},
 }  # fmt: skip
 OPTIONS: dict[str, tuple[str, ...]] = {
@@ -125,8 +126,13 @@ def compile_text(text: str, name: str = "hooks.yaml") -> dict[str, Any]:
         given = _mapping(value.get(section, {}), f"{name}: {section}")
         _known(given, defaults, f"{name}: {section}")
         for key, item in given.items():
-            _alike(item, defaults[key], f"{name}: {section}.{key}")
+            _alike("off" if item is False and section in ("expedite", "drain_now") else item, defaults[key],
+                   f"{name}: {section}.{key}")  # fmt: skip
         compiled[section] = {**defaults, **given}
+    for section, key in (("expedite", "jobs"), ("drain_now", "requeue")):
+        if compiled[section][key] is False:  # YAML's off
+            compiled[section][key] = "off"
+    _one_of(compiled["drain_now"]["requeue"], ("off", "resilient", "all"), f"{name}: drain_now.requeue")
     _one_of(compiled["expedite"]["jobs"], ("off", "resilient", "all"), f"{name}: expedite.jobs")
     for tool in ("scontrol", "squeue", "sacctmgr"):
         _absolute(compiled["slurm"][tool], f"{name}: slurm.{tool}")

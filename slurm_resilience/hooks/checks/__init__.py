@@ -37,6 +37,7 @@ class Result:
         self.blame = blame
         self.severity = severity  # "" for the check's own
         self.check = check
+        self.took_s = 0.0  # measured where it runs
 
     def to_dict(self) -> "dict[str, object]":
         return {name: getattr(self, name) for name in ("status", "text", "word", "where", "blame", "severity", "check")}

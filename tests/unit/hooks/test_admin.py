@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -16,9 +17,9 @@ from typing import Any
 import pytest
 
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.hooks import checks, comeback, hints, periodic, settle, world
+from slurm_resilience.hooks import checks, comeback, engine, evict, hints, metrics, periodic, settle, world
 from slurm_resilience.hooks.admin import configuration, entries, inspect, install, lemons
-from slurm_resilience.hooks.admin.conformance import tool
+from slurm_resilience.hooks.admin.conformance import tool, tool_by_argument
 from slurm_resilience.hooks.admin.entries import Places
 from slurm_resilience.hooks.checks import Result
 from slurm_resilience.hooks.engine import Plan
@@ -68,6 +69,7 @@ def places(root_folder: Path) -> Places:
         ("checks: [gpu]", "mapping"),
         ("slurm: {scontrol: scontrol}", "absolute"),
         ("expedite: {jobs: some}", "resilient"),
+        ("drain_now: {requeue: some}", "resilient"),
         ("a: [", "not YAML"),
         ("- 1", "mapping"),
     ],
@@ -323,21 +325,102 @@ def test_a_hint_is_reduced_to_what_we_know_and_rubbish_is_thrown_away(tmp_path: 
     put(box, "list", [1])
     (box / "link").symlink_to("/etc/shadow")
     os.mkfifo(box / "fifo")
+    (box / "empty").mkdir()
     (box / "folder").mkdir()
+    (box / "folder" / "x").touch()
     found = hints.collect(hint_world(box, tmp_path))
     assert found == [{"cause": "rank_crash", "uid": 2001, "hinted_job": 12, "hinted_attempt": 2}]
     assert [path.name for path in box.iterdir()] == ["folder"]
     assert hints.collect(hint_world(tmp_path / "none" / "n1", tmp_path)) == []
 
 
-def test_many_hints_take_no_long_time(tmp_path: Path) -> None:
+def test_many_hints_take_no_long_time_and_are_gone(tmp_path: Path) -> None:
     box = Path(hints.prepare(str(tmp_path / "box"), "n1"))
     for index in range(500):
         (box / str(index)).write_text("x")
     started = time.monotonic()
     assert hints.collect(hint_world(box, tmp_path)) == []
     assert time.monotonic() - started < 2
-    assert len(list(box.iterdir())) == 500 - hints.MOST_FILES
+    assert list(box.iterdir()) == []
+
+
+def test_one_user_cannot_keep_another_ones_hint_from_being_read(tmp_path: Path) -> None:
+    box = Path(hints.prepare(str(tmp_path / "box"), "n1"))
+    good = {"v": 1, "node": "n1", "cause": "hang"}
+    for index in range(200):
+        put(box, f"a{index}", good, uid=2001)
+    put(box, "z", good, uid=2002)
+    found = hints.collect(hint_world(box, tmp_path))
+    assert [hint["uid"] for hint in found].count(2001) == hints.MOST_OF_ONE_USER
+    assert [hint["uid"] for hint in found].count(2002) == 1
+
+
+def test_under_run_the_box_cannot_fill_what_the_node_needs() -> None:
+    root = Path(f"/run/srh-unit-{os.getpid()}")
+    try:
+        try:
+            box = Path(hints.prepare(str(root), "n1"))
+        except OSError:
+            assert list(root.iterdir()) == [], "without a size of its own there is no box"
+            pytest.skip("not run: may not mount here")
+        with pytest.raises(OSError, match="No space left"):
+            (box / "flood").write_bytes(b"x" * (2 << 20))
+        assert Path(hints.prepare(str(root), "n1")) == box, "twice is once"
+        mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(root) in line]
+        assert len(mounts) == 1
+    finally:
+        subprocess.run(["umount", str(root)], check=False, capture_output=True)
+        root.rmdir()
+
+
+# --- metrics ---
+
+
+def test_the_metrics_say_what_was_seen_how_long_it_took_and_what_was_decided(tmp_path: Path) -> None:
+    here = world.World("healthcheck", "n1", {"metrics": {"folder": str(tmp_path)}}, str(tmp_path), {}, 10.0)
+    result = Result("fail", check="gpu")
+    result.took_s = 0.25
+    engine.remember(here, [Result("ok", check="gpu"), Result("ok", check="cpu")])
+    told = engine.remember(here, [result])
+    (tmp_path / "decisions.json").write_text('{"spent": 2}')
+    (tmp_path / "budget.json").write_text('{"nodes": 40, "out": 2, "allowed": 2, "at": 1}')
+    metrics.write(here, told, 1.5)
+    said = (tmp_path / "slurm_resilience_n1.prom").read_text().splitlines()
+    for line in (
+        'slurm_resilience_check_status{node="n1",check="gpu"} 2',
+        'slurm_resilience_check_duration_seconds{node="n1",check="gpu"} 0.25',
+        'slurm_resilience_check_verdicts_total{node="n1",check="gpu",status="fail"} 1',
+        'slurm_resilience_check_verdicts_total{node="n1",check="gpu",status="ok"} 1',
+        'slurm_resilience_drain_decisions_total{node="n1",decision="spent"} 2',
+        'slurm_resilience_budget_nodes{node="n1",what="allowed"} 2',
+        'slurm_resilience_run_duration_seconds{node="n1"} 1.500',
+        'slurm_resilience_drained_by_us{node="n1"} 0',
+    ):
+        assert line in said
+    families = [line.split()[2] for line in said if line.startswith("# TYPE")]
+    assert len(families) == len(set(families)), "the collector refuses a family that is named twice"
+    assert "slurm_resilience_check_last_run_timestamp_seconds" in families
+
+
+# --- a node that has to go at once ---
+
+
+@pytest.mark.parametrize(("whose", "requeued"), [("off", []), ("resilient", ["12"]), ("all", ["12", "13"])])
+def test_what_runs_on_a_node_that_has_to_go_at_once_goes_back_into_the_queue(
+    whose: str, requeued: list[str], tmp_path: Path
+) -> None:
+    squeue = tool_by_argument(
+        tmp_path / "squeue", {"%A": ("11\n12\n13\n", 0), "12 -O": ("resilient run\n99 resilient\n", 0), "-O": ("my job\n", 0)}
+    )
+    log = tmp_path / "log"
+    scontrol = tool(tmp_path / "scontrol")
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {shlex.quote(str(log))}\n')
+    slurm = {"squeue": str(squeue), "scontrol": str(scontrol)}
+    job = {"SLURM_JOB_ID": "11", "SLURM_JOB_UID": "2001"}  # the one whose epilog this is
+    here = world.World("epilog", "n1", {"slurm": slurm, "drain_now": {"requeue": whose}}, str(tmp_path), job, 10.0)
+    evict.requeue_jobs(here)
+    said = log.read_text().splitlines() if log.exists() else []
+    assert said == [f"requeue {job}" for job in requeued]
 
 
 # --- suspects ---
