@@ -124,7 +124,7 @@ class Coordinator:
             self._leave(_stop(self.scene.misfit, Cause.CONFIG_ERROR, ExitCode.CONFIG_ERROR))
             return
         now = situation(
-            self.fleet, self.config, self.spec,
+            self.fleet, self.scene.drains, self.config, self.spec,
             now=self._out.now, idle_since=self._idle_since, fault=self._fault, before=self.scene.attempt,
         )  # fmt: skip
         decision = decide(self.history, now, self.config)
@@ -166,15 +166,17 @@ class Coordinator:
             self._stop_ranks(After.LEFT if asked else After.COMPLETE)
         elif self._must_end():
             self._end_ranks(After.WARNED)
+        elif self._leaves_a_drained_node():
+            return
         elif self.scene.committed:
             self._grow_when_possible()
 
     def _on_ending(self) -> None:
         attempt, wall = self._current(), self._out.wall
-        if self._after is After.GROW and self._must_end():
+        if self._after.goes_on and self._must_end():
             self._after = After.WARNED
         failed = attempt.failed(self._out.now)
-        if failed and self._after is After.GROW:
+        if failed and self._after.goes_on:
             self._incident()
             return
         if failed:
@@ -183,7 +185,7 @@ class Coordinator:
         if until is None:
             until = wall + self.config.limits.stop_grace_s - self._age()
         # Who has saved for a new launch need not take its time to end: torch alone takes seconds for that.
-        done = attempt.all_ended or (self._after is After.GROW and attempt.facts.said_by_all("stopped"))
+        done = attempt.all_ended or (self._after.goes_on and attempt.facts.said_by_all("stopped"))
         if done or wall >= until:
             if not done:
                 saved = attempt.facts.count("stopped")
@@ -220,14 +222,11 @@ class Coordinator:
 
     def _prepare(self, decision: Decision) -> None:
         order = {name: position for position, name in enumerate(self.fleet.nodes)}
-        names = sorted(decision.nodes, key=order.__getitem__)
-        last = self.scene.attempt
         try:
-            nodes = look_at(names, self.config, gpus=self.spec.gpus, gpu_request=self.spec.gpu_request)
-            placement = place(nodes, self.config, previous=self.history.mesh, before=last.nodes if last is not None else ())
+            placement = self._place(sorted(decision.nodes, key=order.__getitem__))
         except ConfigError as error:
             can = self.config.requeue and self.spec.can_requeue
-            lost = bool(self.fleet.lost())
+            lost = bool(self.fleet.lost() or self.scene.drains.drained)
             self._leave(decide_misfit(str(error), self._fault[0] if self._fault else None, lost=lost, can_requeue=can))
             return
         self._out.attempt += 1
@@ -239,6 +238,19 @@ class Coordinator:
         self._out.record("attempt_started", nodes=list(placement.nodes), world=placement.world, plan=placement.plan)
         self._out.put(i.WriteAttempt(self.number))
         self._out.send(self.fleet.nodes[placement.nodes[0]].conn, m.Store(self.number))
+
+    def _place(self, names: list[str]) -> Placement:
+        """The layout on these nodes.  Raises :class:`ConfigError` when there is none."""
+        last = self.scene.attempt
+        nodes = look_at(names, self.config, gpus=self.spec.gpus, gpu_request=self.spec.gpu_request)
+        return place(nodes, self.config, previous=self.history.mesh, before=last.nodes if last is not None else ())
+
+    def _fits(self, names: list[str]) -> bool:
+        try:
+            self._place(names)
+        except ConfigError:
+            return False
+        return True
 
     def _launch(self) -> None:
         attempt = self._current()
@@ -323,11 +335,29 @@ class Coordinator:
 
     def _grow_when_possible(self) -> None:
         """A checkpoint has just been committed: the cheapest moment to take nodes in that are there again."""
-        extra = reinforcements(self._current(), self.fleet, self.config, self._out.now)
+        extra = reinforcements(self._current(), self.fleet, self.scene.drains, self.config, self._out.now)
         if extra:
             reason = f"{', '.join(extra)} can be used again, and a checkpoint has just been committed"
             self._out.record("decided", action="grow", reason=reason)
             self._end_ranks(After.GROW)
+
+    def _leaves_a_drained_node(self) -> bool:
+        """Somebody drained a node under the attempt: save, and go on without it where there is somewhere to go."""
+        attempt, config = self._current(), self.config
+        ready, can = self.fleet.ready(self._out.now, need_warm=config.warm), config.requeue and self.spec.can_requeue
+        move = self.scene.drains.move(attempt.nodes, ready, fewest=config.nodes[0], fits=self._fits, can_requeue=can)
+        if move is None:
+            return False
+        if isinstance(move, str):
+            self._out.record("decided", action="stay", reason=move, cause=str(Cause.NODE_DRAINED))
+            self._save("node_drained")
+            return False
+        self._out.record("warning_received", signal="drain", source="slurm")
+        self._out.record("warning_explained", cause=str(Cause.NODE_DRAINED), detail=move.reason)
+        self._out.record("decided", action="move", reason=move.reason, cause=str(Cause.NODE_DRAINED))
+        self._fault = (Cause.NODE_DRAINED, move.reason)
+        self._end_ranks(After.MOVE)
+        return True
 
     def _adopt(self) -> None:
         """What a dead supervisor had running may still run: its agents decide that when they dial again."""
@@ -357,10 +387,14 @@ class Coordinator:
     def _must_end(self) -> bool:
         """Everything has to end.  A mere wish for a checkpoint is granted here and forgotten."""
         if self.warnings.wants_checkpoint():
-            self._saves += 1
-            if self.state is State.RUNNING:
-                self._order(m.Order(self.number, stop=False, save=self._saves, deadline=None, cause="asked"))
+            self._save("asked")
         return self.warnings.must_end
+
+    def _save(self, cause: str) -> None:
+        """Have the ranks save and go on."""
+        self._saves += 1
+        if self.state is State.RUNNING:
+            self._order(m.Order(self.number, stop=False, save=self._saves, deadline=None, cause=cause))
 
     def _current(self) -> Attempt:
         assert self.scene.attempt is not None

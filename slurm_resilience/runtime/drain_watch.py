@@ -93,11 +93,13 @@ class DrainWatch:
         if self._suspects - set(self.drained):
             self._ask_at = self._outbox.now + LOOK_AGAIN_S
 
+    def avoids(self, name: str) -> bool:
+        """No ranks are to be started there if that can be helped."""
+        return self.moves and (name in self.drained or self._moves[name] >= _MOST_MOVES)
+
     def without_drained(self, names: Sequence[str], *, fewest: int, can_requeue: bool) -> tuple[str, ...]:
         """Those to launch on: a drained one only where it cannot be done without and no other allocation is to be had."""
-        if not self.moves:
-            return tuple(names)
-        rest = tuple(name for name in names if name not in self.drained and self._moves[name] < _MOST_MOVES)
+        rest = tuple(name for name in names if not self.avoids(name))
         somewhere = can_requeue and self.room is not None and self.room + len(rest) >= fewest
         return rest if len(rest) >= fewest or (somewhere and self.drained) else tuple(names)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from slurm_resilience.config import ResilienceConfig
 from slurm_resilience.errors import Cause
 from slurm_resilience.runtime.attempt import Attempt
+from slurm_resilience.runtime.drain_watch import DrainWatch
 from slurm_resilience.runtime.fleet import Fleet
 from slurm_resilience.runtime.messages import Launch
 from slurm_resilience.runtime.policy import Situation
@@ -16,21 +17,23 @@ _MOST_LOSSES_TO_GROW = 3
 
 
 def situation(
-    fleet: Fleet, config: ResilienceConfig, spec: RunSpec, *,
+    fleet: Fleet, drains: DrainWatch, config: ResilienceConfig, spec: RunSpec, *,
     now: float, idle_since: float, fault: tuple[Cause, str] | None, before: Attempt | None,
 ) -> Situation:  # fmt: skip
-    """How things stand while nothing runs; nodes of the attempt ``before`` come first."""
+    """How things stand while nothing runs; nodes of the attempt ``before`` come first, drained ones are left aside."""
     known = set(before.nodes) if before is not None else set()
     cause, detail = fault or (None, "")
+    can_requeue = config.requeue and spec.can_requeue
+    ready = sorted(fleet.ready(now, need_warm=config.warm), key=lambda name: name not in known)
     return Situation(
         fault=cause,
         detail=detail,
-        ready=tuple(sorted(fleet.ready(now, need_warm=config.warm), key=lambda name: name not in known)),
-        coming=fleet.coming(now, need_warm=config.warm),
+        ready=drains.without_drained(ready, fewest=config.nodes[0], can_requeue=can_requeue),
+        coming=tuple(name for name in fleet.coming(now, need_warm=config.warm) if not drains.avoids(name)),
         returning=fleet.returning(),
         lost=fleet.lost(),
         idle_s=now - idle_since,
-        can_requeue=config.requeue and spec.can_requeue,
+        can_requeue=can_requeue,
     )
 
 
@@ -52,12 +55,12 @@ def launches(
         yield fleet.nodes[name].conn, launch
 
 
-def reinforcements(attempt: Attempt, fleet: Fleet, config: ResilienceConfig, now: float) -> list[str]:
+def reinforcements(attempt: Attempt, fleet: Fleet, drains: DrainWatch, config: ResilienceConfig, now: float) -> list[str]:
     """Nodes that a larger attempt could have besides those of this one."""
     if len(attempt.nodes) >= config.nodes[1]:
         return []
     return [
         name
         for name in fleet.ready(now, need_warm=config.warm)
-        if name not in attempt.nodes and fleet.nodes[name].losses <= _MOST_LOSSES_TO_GROW
+        if name not in attempt.nodes and not drains.avoids(name) and fleet.nodes[name].losses <= _MOST_LOSSES_TO_GROW
     ]

@@ -137,7 +137,7 @@ def _give_up(history: History, now: Situation, config: ResilienceConfig) -> Deci
 
 
 def _back_off(history: History, now: Situation) -> Decision | None:
-    if now.fault in (None, Cause.NODE_LOST):
+    if now.fault in (None, Cause.NODE_LOST, Cause.NODE_DRAINED):
         return None
     faults = sum(fault.cause != Cause.NODE_LOST for fault in history.faults)
     pause = _BACK_OFF_S[min(faults, len(_BACK_OFF_S) - 1)]

@@ -13,6 +13,7 @@ from slurm_resilience.errors import ExitCode
 from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.attempt import Attempt
+from slurm_resilience.runtime.drain_watch import DrainWatch
 from slurm_resilience.runtime.facts import quote
 from slurm_resilience.runtime.fleet import Fleet, Node
 from slurm_resilience.runtime.outbox import Outbox
@@ -39,6 +40,7 @@ class Scene:
     ) -> None:
         limits = config.limits
         self.fleet = Fleet(nodes, now=out.now, lease_s=limits.node_silence_s, handshake_s=limits.handshake_s, held=out.attempt)
+        self.drains = DrainWatch(out, policy=config.on_drain, asks=spec.has_slurm)
         self.warnings = WarningDesk(out, spec, grace_s=limits.stop_grace_s)
         self.attempt: Attempt | None = None
         self.launching = self.judging = self.adopting = self.leaving = self.committed = False
@@ -50,7 +52,7 @@ class Scene:
         self._handlers: dict[type, Callable[[Any], None]] = {
             i.Tick: self._tick, i.Joined: self._joined, i.Heard: self._heard, i.Parted: self._parted,
             i.CarrierEnded: self._carrier_ended, i.AttemptWritten: self._attempt_written, i.SlurmSaid: self._slurm_said,
-            i.Signalled: self._signalled,
+            i.NodesSeen: self._nodes_seen, i.Signalled: self._signalled,
         }  # fmt: skip
 
     def hear(self, heard: i.Input) -> None:
@@ -96,6 +98,7 @@ class Scene:
         self.start_agents()
         if not self.leaving:
             self.warnings.tick()
+            self.drains.tick([node.name for node in self.fleet.nodes.values() if not node.gone])
 
     def _joined(self, it: i.Joined) -> None:
         hello, node, spec = it.hello, self.fleet.nodes.get(it.hello.node), self._spec
@@ -178,6 +181,10 @@ class Scene:
     def _signalled(self, it: i.Signalled) -> None:
         if not self.leaving:
             self.warnings.hear(it.signal, it.t, "supervisor")
+
+    def _nodes_seen(self, it: i.NodesSeen) -> None:
+        if not self.leaving:
+            self.drains.said(it)
 
     def _slurm_said(self, it: i.SlurmSaid) -> None:
         record = it.verdict.record

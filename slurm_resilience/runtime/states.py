@@ -29,5 +29,11 @@ class After(str, enum.Enum):
     COMPLETE = "complete"
     WARNED = "warned"
     GROW = "grow"
+    MOVE = "node_drained"
     LEFT = "left"
     RESTART = "restart"
+
+    @property
+    def goes_on(self) -> bool:
+        """The ranks are launched again at once: nothing has gone wrong, and nobody hurries us."""
+        return self in (After.GROW, After.MOVE)

@@ -247,7 +247,7 @@ class Supervisor:
                     self._scribe.put(output)
                 case i.StartAgent(node):
                     self._backend.start(node)
-                case i.AskSlurm() | i.Requeue():
+                case i.AskSlurm() | i.LookAtNodes() | i.Requeue():
                     assert self._errands is not None
                     self._errands.put(output)
                 case i.Finish(code):

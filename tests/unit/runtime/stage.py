@@ -112,6 +112,8 @@ class Stage:
         self.startable: Callable[[str], bool] = lambda node: True
         self.verdict: Callable[[], Verdict] = lambda: self._verdict(Cause.UNKNOWN)
         self.slurm_answers = True
+        self.drained: dict[str, str] = {}
+        self.room: int | None = 4
         self.requeue_ok = True
         self.deaf_to_quit: set[str] = set()
         self._conns = 0
@@ -287,6 +289,9 @@ class Stage:
                 case i.AskSlurm():
                     if self.slurm_answers:
                         self._todo.append(i.SlurmSaid(self.verdict()))
+                case i.LookAtNodes():
+                    if self.slurm_answers:
+                        self._todo.append(i.NodesSeen(dict(self.drained), room=self.room))
                 case i.Requeue():
                     self.requeues.append(output)
                     self._todo.append(i.RequeueEnded(self.requeue_ok, "as told"))

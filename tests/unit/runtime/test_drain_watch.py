@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_resilience.errors import Cause, ExitCode
 from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime.drain_watch import ASK_EVERY_S, DrainWatch, Move, decide_move
 from slurm_resilience.runtime.history import History
 from slurm_resilience.runtime.outbox import Outbox
-from tests.unit.runtime.stage import Clock
+from slurm_resilience.runtime.states import State
+from tests.unit.runtime.stage import Clock, Stage
 
 BAD = {"n2": "sr:gpu-xid79 g3"}
 
@@ -149,3 +151,123 @@ def test_a_node_that_is_drained_again_and_again_is_not_taken_back() -> None:
         assert isinstance(desk.move(), Move)
         desk.told({})
     assert desk.watch.without_drained(("n1", "n2"), fewest=1, can_requeue=True) == ("n1",)
+
+
+# --- the whole coordinator ---
+
+
+def drained(stage: Stage, *names: str, within_s: float = 60.0) -> Stage:
+    """Somebody drains these nodes; the ranks are asked to stop within a minute."""
+    stage.drained = dict.fromkeys(names, "ADMIN: fan [root@2026-11-30T01:06:35]")
+    stage.until(State.ENDING, within_s)
+    assert stage.last("node_drained")["node"] in names
+    assert stage.last("warning_explained")["cause"] == "node_drained"
+    return stage
+
+
+def saved(stage: Stage) -> None:
+    stage.everywhere("stopped", step=10)
+
+
+def test_the_run_goes_on_without_the_drained_node_in_the_same_allocation() -> None:
+    stage = drained(Stage(4, nodes=(2, 4)).running(), "n2")
+    orders = stage.agents["n2"].orders
+    assert orders[-1].stop
+    assert orders[-1].cause == "node_drained"
+    saved(stage)
+    stage.until(State.RUNNING)
+    assert sorted(stage.live_ranks) == ["n1", "n3", "n4"]
+    assert stage.last("attempt_stopped") | {"fault": False, "cause": "node_drained", "saved": True} == stage.last(
+        "attempt_stopped"
+    )
+    assert stage.requeues == []
+    assert "node_drained" in stage.agents["n1"].launches[-1].header
+    stage.everywhere("checkpoint_committed", step=20, path="x")
+    stage.pass_(60)
+    assert sorted(stage.live_ranks) == ["n1", "n3", "n4"], "it does not grow back onto a drained node"
+    stage.drained = {}
+    stage.pass_(40)
+    stage.everywhere("checkpoint_committed", step=30, path="y")
+    saved(stage)
+    stage.pass_(10)
+    assert sorted(stage.live_ranks) == ["n1", "n2", "n3", "n4"], "in service again"
+
+
+def test_a_spare_takes_over() -> None:
+    stage = drained(Stage(4, nodes=(3, 3)).running(), "n2")
+    saved(stage)
+    stage.until(State.RUNNING)
+    assert sorted(stage.live_ranks) == ["n1", "n3", "n4"]
+
+
+def test_without_a_spare_the_job_asks_for_a_new_allocation() -> None:
+    stage = drained(Stage(4, nodes=(4, 4)).running(), "n2")
+    saved(stage)
+    stage.pass_(15)
+    assert len(stage.requeues) == 1
+    assert stage.exit_code == ExitCode.REQUEUED
+    assert stage.statuses[-1].cause == "node_drained"
+
+
+def test_where_there_is_nowhere_to_go_it_saves_and_stays() -> None:
+    """A partition that is drained as a whole is about to be worked on: who leaves it now would only wait."""
+    stage = Stage(4, nodes=(4, 4)).running()
+    stage.room = 0
+    stage.drained = dict.fromkeys(stage.names, "maintenance on Friday")
+    stage.pass_(120)
+    assert stage.coordinator.state is State.RUNNING
+    assert stage.count("node_drained") == 4
+    assert [event["action"] for event in stage.events if event["event"] == "decided"] == ["launch", "stay"]
+    assert [order.save for order in stage.agents["n1"].orders if not order.stop] == [1]
+    assert stage.last("decided")["cause"] == "node_drained"
+
+
+def test_a_drain_that_is_taken_back_within_seconds_disturbs_nobody() -> None:
+    stage = Stage(4, nodes=(2, 4)).running()
+    stage.drained = {"n2": "sr:gpu over the budget"}
+    stage.pass_(5.5)
+    stage.drained = {}
+    stage.pass_(90)
+    assert stage.count("node_drained") == 0
+    assert stage.coordinator.state is State.RUNNING
+
+
+@pytest.mark.parametrize("policy", ["warn", "ignore"])
+def test_by_policy_it_stays(policy: str) -> None:
+    stage = Stage(4, nodes=(2, 4), on_drain=policy).running()
+    stage.drained = {"n2": "ADMIN"}
+    stage.pass_(120)
+    assert stage.coordinator.state is State.RUNNING
+    assert stage.count("node_drained") == (1 if policy == "warn" else 0)
+
+
+def test_a_crash_while_the_ranks_save_is_a_crash_and_the_next_launch_leaves_the_node_all_the_same() -> None:
+    stage = drained(Stage(4, nodes=(2, 4)).running(), "n2")
+    stage.kill_rank("n3")
+    stage.until(State.RUNNING)
+    assert stage.last("fault_detected")["cause"] == "rank_crash"
+    assert sorted(stage.live_ranks) == ["n1", "n3", "n4"]
+
+
+def test_a_preemption_while_the_ranks_save_is_a_preemption() -> None:
+    stage = drained(Stage(4, nodes=(2, 4)).running(), "n2")
+    stage.slurm_says(Cause.PREEMPTION)
+    stage.warn("SIGTERM")
+    saved(stage)
+    stage.finish_ranks(fact=None)
+    stage.pass_(20)
+    assert stage.statuses[-1].cause == "preemption"
+
+
+def test_a_mesh_that_does_not_fit_on_what_is_left_asks_for_a_new_allocation() -> None:
+    stage = drained(Stage(4, nodes=(2, 4), mesh={"pp": 4}).running(), "n2")
+    saved(stage)
+    stage.pass_(15)
+    assert len(stage.requeues) == 1
+    assert stage.statuses[-1].cause == "node_drained"
+
+
+def test_a_run_without_slurm_asks_nobody() -> None:
+    stage = Stage(2, has_slurm=False).running()
+    stage.pass_(100)
+    assert not any(isinstance(each, i.LookAtNodes) for each in stage.outputs)
