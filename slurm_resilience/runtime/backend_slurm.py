@@ -13,12 +13,13 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from slurm_resilience.runtime.backend import Ended, last_words
 from slurm_resilience.runtime.run_folder import RunFolder
 from slurm_resilience.slurm.child import SHIELDED
 from slurm_resilience.slurm.gpus import gpu_request
+from slurm_resilience.slurm.nodeset import fold
 
 # These would shape the agents' steps after the batch script's own request, which is about something else.
 # SLURM_CPUS_PER_TASK makes srun (23.11+) ask for --exact, which would confine the ranks to that many CPUs.
@@ -32,20 +33,25 @@ _NOT_FOR_SRUN = (
 )  # fmt: skip
 
 
-def srun_command(job_id: str, node: str, run_dir: str, *, binds: bool, gpus: int | None = None) -> list[str]:
+def srun_command(
+    job_id: str, node: str, run_dir: str, *, binds: bool, gpus: int | None = None, others: Iterable[str] = ()
+) -> list[str]:
     """The srun of one agent.
 
     ``--overlap`` without ``--exact`` gives the step all CPUs and memory that the job has on the node, beside whatever
     else runs there.  ``binds``: this cluster binds tasks to cores, which the one task must not be.  ``gpus``: how many the job
     holds there.  They are asked for by ``--gpus``: without a word the step inherits the job's own request, so that one of
-    ``--gpus=6`` on two nodes is refused, and one of ``--gpus-per-task=2`` gets two.  Source: tried on 22.05.8, where
-    ``--gres`` and ``--gpus-per-node`` are refused on a node that holds more than its even part.
+    ``--gpus=6`` on two nodes is refused, and one of ``--gpus-per-task=2`` gets two.  ``others``: the rest of a job whose nodes
+    hold different numbers.  They are excluded instead of this one being named, since a named node is refused more GPUs than
+    the first of the job has.  Source: tried on 22.05.8, where ``--gres`` and ``--gpus-per-node`` are refused in either way.
     """
     bind = ["--cpu-bind=none"] if binds else []
     bind += [f"--gpus={gpus}"] if gpus else ["--gres=none"] if gpus == 0 else []
+    rest = fold(others)
+    where = f"--exclude={rest}" if rest else f"--nodelist={node}"
     return [
         "srun", f"--jobid={job_id}", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--nodes=1", "--ntasks=1",
-        f"--nodelist={node}", *bind, "--mpi=none", "--export=ALL", "--input=none", "--unbuffered", "--quiet",
+        where, *bind, "--mpi=none", "--export=ALL", "--input=none", "--unbuffered", "--quiet",
         "--job-name=resilience-agent",
         sys.executable, "-m", "slurm_resilience.runtime.agent", "--run-dir", run_dir, "--node", node,
     ]  # fmt: skip
@@ -75,7 +81,11 @@ class SlurmBackend:
 
     def start(self, node: str) -> None:
         self._let_go(node)
-        command = srun_command(self._job_id, node, str(self._folder.path), binds=self._binds, gpus=self._gpus.get(node))
+        uneven = len({self._gpus.get(name) for name in self._nodes}) > 1
+        command = srun_command(
+            self._job_id, node, str(self._folder.path), binds=self._binds, gpus=self._gpus.get(node),
+            others=[name for name in self._nodes if name != node] if uneven else (),
+        )  # fmt: skip
         with open(self._folder.start_log(node), "ab") as file:
             start = file.tell()
             # Blocked, not ignored: srun itself sets what it does with signals, and until then none must reach it.

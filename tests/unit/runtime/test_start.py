@@ -183,6 +183,9 @@ def test_where_gpus_are_known_a_nodes_own_number_is_asked_for_and_nothing_of_the
 ) -> None:
     assert "--gpus=4" in srun_command("42", "n3", "/r", binds=True, gpus=4)
     assert "--gres=none" in srun_command("42", "n3", "/r", binds=True, gpus=0)
+    uneven = srun_command("42", "n3", "/r", binds=True, gpus=4, others=["n1", "n2", "x"])
+    assert "--exclude=n[1-2],x" in uneven
+    assert not any(word.startswith("--nodelist") for word in uneven)
     for name, value in {"SLURM_GPUS": "6", "SLURM_GPUS_PER_TASK": "2", "SLURM_TRES_PER_TASK": "gres/gpu=2"}.items():
         monkeypatch.setenv(name, value)
     kept = SlurmBackend(RunFolder(tmp_path), "42", ("n1", "n2"), binds=True, gpus={"n1": 4, "n2": 2})._environment
