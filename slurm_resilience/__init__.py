@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["ResilienceConfig", "ResilientJob", "Run", "submit_resilient"]
+__all__ = ["ResilienceConfig", "ResilientJob", "Run", "map_resilient", "submit_resilient"]
 
 if TYPE_CHECKING:
     from slurm_resilience.config import ResilienceConfig
-    from slurm_resilience.submit import ResilientJob, submit_resilient
+    from slurm_resilience.submit import ResilientJob, map_resilient, submit_resilient
     from slurm_resilience.training import Run
 
 _HOMES = {
     "ResilienceConfig": "slurm_resilience.config",
     "ResilientJob": "slurm_resilience.submit",
     "Run": "slurm_resilience.training",
+    "map_resilient": "slurm_resilience.submit",
     "submit_resilient": "slurm_resilience.submit",
 }
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-__all__ = ["JobFailed", "ResilientExecutor", "ResilientJob", "submit_resilient"]
+__all__ = ["JobFailed", "ResilientExecutor", "ResilientJob", "map_resilient", "submit_resilient"]
 
 if TYPE_CHECKING:
-    from slurm_resilience.submit.api import submit_resilient
+    from slurm_resilience.submit.api import map_resilient, submit_resilient
     from slurm_resilience.submit.executor import ResilientExecutor
     from slurm_resilience.submit.job import JobFailed, ResilientJob
 
@@ -18,6 +18,7 @@ _HOMES = {
     "JobFailed": "slurm_resilience.submit.job",
     "ResilientExecutor": "slurm_resilience.submit.executor",
     "ResilientJob": "slurm_resilience.submit.job",
+    "map_resilient": "slurm_resilience.submit.api",
     "submit_resilient": "slurm_resilience.submit.api",
 }
 

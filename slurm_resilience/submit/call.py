@@ -1,11 +1,13 @@
 """What every rank of a submitted function runs: ``python -m slurm_resilience.submit.call RUN_DIR/call``.
 
 Loads the function, makes the ``Run``, calls ``function(run, *args, **kwargs)``; rank 0 keeps what it returns, if the run
-really came to its end.  A run that was asked to stop has no result yet: another attempt goes on.
+really came to its end.  A run that was asked to stop has no result yet: another attempt goes on.  Functions that take
+no ``Run`` are called without one (:mod:`slurm_resilience.submit.classic`).
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from typing import Any
@@ -20,16 +22,26 @@ def main(argv: list[str]) -> None:
         raise ConfigError("usage: python -m slurm_resilience.submit.call RUN_DIR/call", evidence=f"arguments: {argv}")
     folder = CallFolder(argv[0])
     folder.extend_path()
-    from slurm_resilience.training import Run
-
-    run = Run.current()
     try:
         call = folder.read()
+        if not call.with_run:
+            from slurm_resilience.submit.classic import run_classic
+
+            run_classic(folder, call)
+            return
+        from slurm_resilience.training import Run
+
+        run = Run.current()
         value = call.function(run, *call.args, **call.kwargs)
         _finish(run, folder, value)
     except Exception as error:
-        folder.write_error(run.attempt, run.rank, error, traceback.format_exc())
+        folder.write_error(*_who(), error, traceback.format_exc())
         raise
+
+
+def _who() -> tuple[int, int]:
+    """Attempt and rank, from the environment: an error may come before there is a Run."""
+    return int(os.environ.get("RESILIENCE_ATTEMPT") or 0), int(os.environ.get("RANK") or 0)
 
 
 def _finish(run: Any, folder: CallFolder, value: Any) -> None:

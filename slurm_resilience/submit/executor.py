@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -22,8 +23,8 @@ from slurm_resilience.slurm.failures import CommandTimeout
 from slurm_resilience.submit.folders import check_folder, new_run_dir
 from slurm_resilience.submit.job import ResilientJob
 from slurm_resilience.submit.parameters import SlurmRequest, settle
-from slurm_resilience.submit.prepare import Prepared, Work, prepare, settings_of
-from slurm_resilience.submit.script import render
+from slurm_resilience.submit.prepare import Work, command_of, fill, prepare, settings_of, work_of, write_script
+from slurm_resilience.submit.script import Shell, render
 
 # sbatch itself waits for a busy controller; killing it early would leave the question open whether the job was queued.
 _SBATCH_TIMEOUT_S = 120.0
@@ -78,9 +79,8 @@ class ResilientExecutor(SlurmExecutor):
         return params
 
     def _internal_process_submissions(self, delayed_submissions: list[DelayedSubmission]) -> list[Job[Any]]:
-        return [
-            self.submit_work(Work(function=each.function, args=each.args, kwargs=each.kwargs)) for each in delayed_submissions
-        ]
+        works = [work_of(each.function, each.args, each.kwargs) for each in delayed_submissions]
+        return list(self.submit_works(works)) if len(works) > 1 else [self.submit_work(work) for work in works]
 
     def _num_tasks(self) -> int:
         """To submitit the job is one task, whose result is rank 0's; how many ranks there are changes over its life."""
@@ -92,7 +92,7 @@ class ResilientExecutor(SlurmExecutor):
     def job_name(self) -> str:
         return str(self._request.options.get("job-name", "resilient"))
 
-    def header(self, run_dir: Path) -> str:
+    def header(self, output: str, **more: Any) -> str:
         """The shebang and the #SBATCH lines, as submitit writes them."""
         options = {name: value for name, value in self._request.options.items() if name not in ("signal", "job-name")}
         before, self.parameters = self.parameters, {
@@ -103,7 +103,7 @@ class ResilientExecutor(SlurmExecutor):
             "signal_delay_s": self._request.lead_s,
             "stderr_to_stdout": True,
             "use_srun": False,
-            "additional_parameters": {**options, "output": log_pattern(run_dir)},
+            "additional_parameters": {**options, **more, "output": output},
         }  # fmt: skip
         try:
             text: str = super()._make_submission_file_text("", "")
@@ -113,7 +113,7 @@ class ResilientExecutor(SlurmExecutor):
 
     def script(self, run_dir: Path, work: Work) -> str:
         """The whole script that :meth:`submit_work` would queue, without writing anything."""
-        return render(self.header(run_dir), self._settings(run_dir, work))
+        return render(self.header(log_pattern(run_dir)), self._settings(run_dir, work))
 
     def submit_work(self, work: Work, *, run_dir: Path | None = None) -> ResilientJob[Any]:
         """Queue it.  ``run_dir``: the run's own folder; one that holds a run already goes on.
@@ -123,9 +123,11 @@ class ResilientExecutor(SlurmExecutor):
         was_there = run_dir is not None and os.path.exists(run_dir)
         path = run_dir or new_run_dir(self.folder, self.job_name)
         try:
-            prepared = prepare(path, work, self.config, header=self.header(path), settings=self._settings(path, work))
+            prepared = prepare(
+                path, work, self.config, header=self.header(log_pattern(path)), settings=self._settings(path, work)
+            )
             submitted_at = time.time()
-            job_id = self._queue(prepared)
+            job_id = self._queue(prepared.script)
         except CommandTimeout:
             raise  # it may have been queued after all: the folder must stay
         except BaseException:
@@ -145,7 +147,38 @@ class ResilientExecutor(SlurmExecutor):
         job.save_description()
         return job
 
-    def _settings(self, run_dir: Path, work: Work) -> Any:
+    def submit_works(self, works: Sequence[Work], *, parallel: int | None = None) -> list[ResilientJob[Any]]:
+        """Queue them as the tasks of one array, each a run with a folder of its own; at most ``parallel`` run at a time.
+
+        The works differ in what they call with, not in their options.  Raises like :meth:`submit_work`.
+        """
+        base = new_run_dir(self.folder, self.job_name)
+        script, where = base / "submission.sh", [base / f"task-{number}" for number in range(len(works))]
+        array = f"0-{len(works) - 1}" + (f"%{parallel}" if parallel else "")
+        output = log_pattern(base / "task-TASK", "%A_%a").replace("task-TASK", "task-%a")
+        each_dir = Shell(f'{shlex.quote(str(base))}/task-"$SLURM_ARRAY_TASK_ID"')
+        try:
+            run_ids = [
+                fill(path, work, self.config, command=command_of(path, work, self._python))
+                for path, work in zip(where, works, strict=True)
+            ]
+            write_script(script, self.header(output, array=array), self._settings(each_dir, works[0]))
+            submitted_at = time.time()
+            array_id = self._queue(script)
+        except CommandTimeout:
+            raise
+        except BaseException:
+            shutil.rmtree(base, ignore_errors=True)
+            raise
+        jobs = []
+        for number, (path, run_id) in enumerate(zip(where, run_ids, strict=True)):
+            description = {"cluster": "slurm", "job_id": f"{array_id}_{number}", "run_id": run_id, "submitted_at": submitted_at,
+                           "script": f"{base.name}/{script.name}"}  # fmt: skip
+            jobs.append(ResilientJob[Any](path, description))
+            jobs[-1].save_description()
+        return jobs
+
+    def _settings(self, run_dir: Path | Shell, work: Work) -> Any:
         return settings_of(
             run_dir,
             work,
@@ -155,15 +188,15 @@ class ResilientExecutor(SlurmExecutor):
             teardown=self._request.teardown,
         )
 
-    def _queue(self, prepared: Prepared) -> str:
+    def _queue(self, script: Path) -> str:
         decided = {*self._request.options, "job-name", "output", "error", "time"}
         try:
-            return self._client.submit(str(prepared.script), environment=submission_environment(decided=decided))
+            return self._client.submit(str(script), environment=submission_environment(decided=decided))
         except CommandTimeout as error:
             raise CommandTimeout(
                 "sbatch gave no answer, so the job may or may not be queued",
                 evidence=error.evidence,
-                remedy=f"look for {self.job_name!r} with `squeue --me` before submitting again; its folder: {prepared.run_dir}",
+                remedy=f"look for {self.job_name!r} with `squeue --me` before submitting again; its script: {script}",
             ) from error
         except SlurmError as error:
             raise SubmitError(
@@ -171,6 +204,6 @@ class ResilientExecutor(SlurmExecutor):
             ) from error
 
 
-def log_pattern(run_dir: Path) -> str:
+def log_pattern(run_dir: Path, job: str = "%j") -> str:
     """The job's log as sbatch's file name pattern: only our own %j is one."""
-    return str(run_dir).replace("%", "%%") + "/logs/job-%j.out"
+    return str(run_dir).replace("%", "%%") + f"/logs/job-{job}.out"

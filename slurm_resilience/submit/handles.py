@@ -119,6 +119,20 @@ class LocalHandle:
         return self._boot == boot_id() and process_started(self.pid) == self._started
 
 
+class DoneHandle:
+    """A run that was over when its job object was made."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self._run = run
+
+    def look(self) -> Look:
+        status = self._run.status()
+        return Look(_state_of_run(status, JobState.FAILED), True, "the run's folder", status.exit_code if status else None)
+
+    def cancel(self) -> None:
+        """Nothing: it is over."""
+
+
 def process_started(pid: int) -> str:
     """When the process began, in clock ticks since boot; "" when it is gone.  Source: proc_pid_stat(5), field 22."""
     try:

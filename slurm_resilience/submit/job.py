@@ -13,7 +13,7 @@ from slurm_resilience._atomic import read_json, write_json_atomic
 from slurm_resilience.errors import Cause, ConfigError, ResilienceError
 from slurm_resilience.observe.events import read_events
 from slurm_resilience.runtime.run_folder import RunFolder, RunStatus
-from slurm_resilience.submit.handles import Handle, LocalHandle, Look, SlurmHandle
+from slurm_resilience.submit.handles import DoneHandle, Handle, LocalHandle, Look, SlurmHandle
 from slurm_resilience.submit.payload import CallFolder, Result
 
 VERSION = 1
@@ -118,7 +118,7 @@ class ResilientJob(SlurmJob[R]):
 
     @property
     def cluster(self) -> str:
-        """ "slurm" or "local"."""
+        """ "slurm", "local" or "debug"."""
         return str(self._description["cluster"])
 
     # -- how it stands ----------------------------------------------------------------------------------------------
@@ -235,7 +235,9 @@ class ResilientJob(SlurmJob[R]):
     def _get_handle(self) -> Handle:
         if self._handle is None:
             run, it = RunFolder(self._run_dir), self._description
-            if self.cluster == "local":
+            if self.cluster == "debug":
+                self._handle = DoneHandle(run)
+            elif self.cluster == "local":
                 self._handle = LocalHandle(int(it["pid"]), started=it["pid_started"], boot=it["boot_id"], run=run)
             else:
                 self._handle = SlurmHandle(self.job_id, script=it["script"], submitted_at=it["submitted_at"], run=run)

@@ -51,8 +51,8 @@ _REFUSED = {
     "ntasks-per-socket": "give ranks_per_node",
     "ntasks-per-gpu": "give ranks_per_node",
     "gpus-per-task": "it needs a fixed number of tasks; give gpus_per_node",
-    "array": "each run is a job of its own; call submit_resilient() once for each",
-    "array-parallelism": "each run is a job of its own; call submit_resilient() once for each",
+    "array": "call map_resilient(function, values): each task is a run of its own",
+    "array-parallelism": "it belongs to map_resilient(function, values)",
     "requeue": "it is always set; config={'requeue': False} keeps a run from being requeued",
     "no-requeue": "config={'requeue': False} keeps a run from being requeued",
     "no-kill": "it is always set, so that a job outlives a lost node",
@@ -91,10 +91,13 @@ def settle(slurm: Mapping[str, Any], config: ResilienceConfig, *, own_names: Seq
     lead = wanted.pop("signal_delay_s", None)
     setup, teardown = (_lines(name, wanted.pop(name, None)) for name in ("setup", "teardown"))
     limit = time_limit_min(wanted.pop("time")) if "time" in wanted else None
+    if "dependency" in wanted:
+        wanted["dependency"] = _dependency(wanted["dependency"])
     if "mem" in wanted:
         wanted["mem"] = _mem(wanted["mem"])
     _spread_cpus(wanted, config.ranks_per_node)
     fewest, most = config.nodes
+    most += config.spares
     options: dict[str, Any] = {
         **{name: _value(value) for name, value in wanted.items() if value is not None and value is not False},
         "nodes": f"{fewest}-{most}" if fewest != most else str(fewest),
@@ -201,6 +204,22 @@ def _spread_cpus(wanted: dict[str, Any], ranks_per_node: int) -> None:
             raise ConfigError(f"cpus_per_task={wanted['cpus-per-task']!r} is not a number of CPUs") from None
     elif ranks_per_node > 1 and not {"exclusive", "mincpus", "cpus-per-gpu"} & wanted.keys():
         wanted["cpus-per-task"] = ranks_per_node
+
+
+def _dependency(value: Any) -> str:
+    """sbatch's own text, or jobs (objects or ids) that have to end well first."""
+    jobs = list(value) if isinstance(value, (list, tuple)) else [value]
+    if all(isinstance(job, str) and not job.isdigit() for job in jobs):
+        return ",".join(jobs)
+    ids = [str(getattr(job, "job_id", job)) for job in jobs]
+    bad = [name for name in ids if not re.fullmatch(r"\d+(_\d+|\+\d+)?", name)]
+    if bad:
+        raise ConfigError(
+            f"dependency={value!r} is no list of jobs",
+            evidence=f"{bad[0]!r} is no job of Slurm",
+            remedy="give jobs, job ids, or sbatch's own text such as 'afterany:4711'",
+        )
+    return "afterok:" + ":".join(ids)
 
 
 def _mem(value: Any) -> str:

@@ -25,11 +25,12 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Call:
-    """``function(run, *args, **kwargs)``."""
+    """``function(run, *args, **kwargs)``, or without the ``run``."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    with_run: bool = True
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,16 @@ class CallFolder:
         self.path = Path(path)
         self._result = self.path / "result.pkl"
 
-    def write(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def write(
+        self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, with_run: bool = True
+    ) -> None:
         """Make the folder and put the function into it.  Raises :class:`ConfigError` for what cannot be pickled."""
         import cloudpickle
 
         try:
-            raw = cloudpickle.dumps({"v": VERSION, "function": function, "args": tuple(args), "kwargs": dict(kwargs)})
+            raw = cloudpickle.dumps(
+                {"v": VERSION, "function": function, "args": tuple(args), "kwargs": dict(kwargs), "with_run": with_run}
+            )
         except Exception as error:  # any __reduce__ may raise anything
             raise ConfigError(
                 f"{getattr(function, '__name__', function)!r} or one of its arguments cannot be sent to the nodes",
@@ -80,7 +85,7 @@ class CallFolder:
                 evidence=f"{type(error).__name__}: {error}",
                 remedy="the ranks need the same packages and, for your own modules, the same folders as the submitting process",
             ) from error
-        return Call(whole["function"], whole["args"], whole["kwargs"])
+        return Call(whole["function"], whole["args"], whole["kwargs"], whole.get("with_run", True))
 
     def write_result(self, result: Result) -> None:
         """Replace the result.  Raises :class:`ConfigError` for a value that cannot be pickled."""

@@ -12,8 +12,9 @@ from typing import Any
 from slurm_resilience._atomic import write_atomic
 from slurm_resilience.config import ResilienceConfig
 from slurm_resilience.runtime.run_folder import RunFolder
+from slurm_resilience.submit.classic import wants_run
 from slurm_resilience.submit.payload import CallFolder
-from slurm_resilience.submit.script import Settings, render
+from slurm_resilience.submit.script import Settings, Shell, render
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,20 @@ class Work:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     wrap: str = ""
+    with_run: bool = True
+
+
+def work_of(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    wrap: str = "",
+    with_run: bool | None = None,
+) -> Work:
+    """The work of calling a function; whether it gets a ``Run`` is seen from its signature unless ``with_run`` says it."""
+    wants = wants_run(function, args, kwargs) if with_run is None else with_run
+    return Work(function=function, args=tuple(args), kwargs=dict(kwargs), wrap=wrap, with_run=wants)
 
 
 @dataclass(frozen=True)
@@ -37,7 +52,7 @@ class Prepared:
 
 
 def settings_of(
-    run_dir: Path,
+    run_dir: Path | Shell,
     work: Work,
     *,
     python: str,
@@ -46,12 +61,15 @@ def settings_of(
     setup: Sequence[str] = (),
     teardown: Sequence[str] = (),
 ) -> Settings:
-    """The settings block of the script.  Pure: a dry run shows it without a file being written."""
-    options = ["--config", str(run_dir / "config.yaml"), *more_options]
+    """The settings block of the script.  Pure: a dry run shows it without a file being written.
+
+    ``run_dir`` is a word for the shell where each task of an array has its own.
+    """
+    options = ["--config", _inside(run_dir, "config.yaml"), *more_options]
     if work.wrap:
         options += ["--wrap", work.wrap]
     return Settings(
-        run_dir=str(run_dir),
+        run_dir=run_dir if isinstance(run_dir, Shell) else str(run_dir),
         resilience=(python, "-m", "slurm_resilience"),
         options=options,
         command=command_of(run_dir, work, python),
@@ -61,29 +79,41 @@ def settings_of(
     )
 
 
-def command_of(run_dir: Path, work: Work, python: str) -> tuple[str, ...]:
+def command_of(run_dir: Path | Shell, work: Work, python: str) -> tuple[str, ...]:
     """What is started on every rank."""
     if work.function is None:
         return work.command
-    return (python, "-u", "-m", "slurm_resilience.submit.call", str(run_dir / "call"))
+    return (python, "-u", "-m", "slurm_resilience.submit.call", _inside(run_dir, "call"))
+
+
+def _inside(run_dir: Path | Shell, name: str) -> str:
+    return Shell(f'"$run_dir"/{name}') if isinstance(run_dir, Shell) else str(run_dir / name)
 
 
 def prepare(run_dir: Path, work: Work, config: ResilienceConfig, *, header: str, settings: Settings) -> Prepared:
     """Write it all, the script last.  Raises :class:`ConfigError` for what cannot be written or pickled."""
+    run_id = fill(run_dir, work, config, command=settings.command)
+    script = run_dir / "call" / "submission.sh"
+    write_script(script, header, settings)
+    return Prepared(run_dir, run_id, script)
+
+
+def write_script(path: Path, header: str, settings: Settings) -> None:
+    """Put the script there, whole, for its owner to run."""
+    write_atomic(path, os.fsencode(render(header, settings)), mode=0o700)
+
+
+def fill(run_dir: Path, work: Work, config: ResilienceConfig, *, command: Sequence[str]) -> str:
+    """The run's folder with everything in it but a script; returns the run id."""
     folder = RunFolder(run_dir)
     folder.prepare()
     call = CallFolder(run_dir / "call")
     if work.function is not None:
-        call.write(work.function, work.args, work.kwargs)
+        call.write(work.function, work.args, work.kwargs, with_run=work.with_run)
     else:
         call.path.mkdir(mode=0o700, exist_ok=True)
     write_atomic(run_dir / "config.yaml", to_yaml(config))
-    run_id = folder.open_run(
-        argv=list(settings.command), config=config.model_dump(mode="json"), wrap=tuple(shlex.split(work.wrap))
-    )
-    script = call.path / "submission.sh"
-    write_atomic(script, os.fsencode(render(header, settings)), mode=0o700)
-    return Prepared(run_dir, run_id, script)
+    return folder.open_run(argv=list(command), config=config.model_dump(mode="json"), wrap=tuple(shlex.split(work.wrap)))
 
 
 def to_yaml(config: ResilienceConfig) -> str:

@@ -18,6 +18,12 @@ _BODY = "# ---- body "
 _LAST_LINE = 'exit "$code"'
 
 
+class Shell(str):
+    """A word that stands in the script as it is, for the shell to read."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the body of the script needs to know.
@@ -54,7 +60,7 @@ def render(header: str, settings: Settings) -> str:
     """A whole script: ``header`` (the shebang and sbatch's lines), ``settings``, the template's body."""
     lines = [
         f"{_SETTINGS}{'-' * 100}",
-        f"run_dir={shlex.quote(settings.run_dir)}",
+        f"run_dir={_word(settings.run_dir)}",
         f"resilience={_array(settings.resilience)}",
         f"options={_array(settings.options)}",
         f"command={_array(settings.command)}",
@@ -70,4 +76,8 @@ def render(header: str, settings: Settings) -> str:
 
 
 def _array(words: Sequence[str]) -> str:
-    return f"({' '.join(shlex.quote(word) for word in words)})"
+    return f"({' '.join(map(_word, words))})"
+
+
+def _word(word: str) -> str:
+    return str(word) if isinstance(word, Shell) else shlex.quote(word)

@@ -76,15 +76,16 @@ def test_everything_is_there_before_the_job_is_queued(plain: Path) -> None:
     assert (job.run_dir / "call" / "function.pkl").stat().st_mode & 0o077 == 0, "a pickle is the user's alone"
 
 
-def test_two_runs_have_two_folders_and_a_batch_is_no_array(plain: Path) -> None:
+def test_two_runs_have_two_folders_and_a_batch_is_an_array(plain: Path) -> None:
     queue = Queue()
     executor = ResilientExecutor(plain, client=queue)
     with executor.batch():
         jobs = [executor.submit(fit, number) for number in range(3)]
-    assert [job.job_id for job in jobs] == ["101", "102", "103"]
+    assert [job.job_id for job in jobs] == ["101_0", "101_1", "101_2"]
     assert len({job.run_dir for job in jobs}) == 3
     assert all(type(job) is ResilientJob for job in jobs)
-    assert not any("--array" in script for script in queue.scripts)
+    (script,) = queue.scripts
+    assert "--array=0-2" in script
 
 
 def test_a_refusal_leaves_nothing_behind(plain: Path) -> None:
