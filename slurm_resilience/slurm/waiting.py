@@ -71,7 +71,8 @@ def trouble(record: JobRecord, *, now: float) -> Trouble:
             return Trouble.LAUNCH_FAILED if record.restarts > 0 and marks.freed < MOST_FREED else Trouble.HELD
         return Trouble.NONE
     if reason == "begintime" and record.restarts > 0 and record.eligible_at is not None:
-        return Trouble.SLOW if 0.0 < record.eligible_at - now <= SLOW_S else Trouble.NONE
+        # One that has passed counts, too: nothing wakes the scheduler when a begin time comes.
+        return Trouble.SLOW if record.eligible_at - now <= SLOW_S else Trouble.NONE
     return Trouble.NONE
 
 

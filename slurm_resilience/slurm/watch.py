@@ -83,7 +83,7 @@ class Watch:
         """True while this job is on its way from one run to the next."""
         if not (self._all or Marks.read(entry.comment).ours):
             return False
-        if entry.state is JobState.COMPLETING:
+        if entry.state is JobState.COMPLETING or (entry.state.running and Marks.read(entry.comment).held_at is not None):
             return True
         if not entry.state.waiting or not entry.needs_a_look:
             self._started(entry.job_id, str(entry.state).lower() if not entry.state.waiting else f"waits for {entry.reason}")

@@ -91,6 +91,7 @@ FAILED = "launch_failed_requeued_held"
         (held(reason="JobHeldAdmin", restarts=1), Trouble.LAUNCH_FAILED),
         (held(reason="BadConstraints"), Trouble.BAD_CONSTRAINTS),
         (held(reason="BeginTime", priority=7, restarts=1, eligible_at=2100.0), Trouble.SLOW),
+        (held(reason="BeginTime", priority=7, restarts=1, eligible_at=1990.0), Trouble.SLOW),  # nobody has looked since
         (held(reason="BeginTime", priority=7, restarts=0, eligible_at=2100.0), Trouble.NONE),  # the user's --begin
         (held(reason="BeginTime", priority=7, restarts=1, eligible_at=90000.0), Trouble.NONE),
         (held(reason="BeginTime", restarts=1, state=JobState.COMPLETING), Trouble.NONE),
