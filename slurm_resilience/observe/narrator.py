@@ -85,6 +85,12 @@ class Narrator:
     def _agent_lost(self, event: Mapping[str, Any]) -> str:
         return f"{event['node']} is lost: {event['why']}"
 
+    def _node_drained(self, event: Mapping[str, Any]) -> str:
+        return f"{event['node']} was drained by somebody: {event.get('reason')}"
+
+    def _node_undrained(self, event: Mapping[str, Any]) -> str:
+        return f"{event['node']} is in service again"
+
     def _node_gone(self, event: Mapping[str, Any]) -> str:
         return f"{event['node']} is no longer part of the job: {event['why']}"
 
@@ -163,10 +169,14 @@ class Narrator:
     def _warning_received(self, event: Mapping[str, Any]) -> str:
         if event.get("again"):
             return f"{event['signal']} again ({event['source']})"
+        if event["signal"] == "drain":  # it is explained at once
+            return ""
         return f"warning: {event['signal']} ({event['source']}); asking Slurm why"
 
     def _warning_explained(self, event: Mapping[str, Any]) -> str:
-        left = float(event.get("deadline", event["t"])) - float(event["t"])
+        if "deadline" not in event:
+            return ""
+        left = float(event["deadline"]) - float(event["t"])
         return f"why: {event['cause']} ({event.get('detail')}); {max(0.0, left):.0f} s left"
 
     def _stop_deadline_passed(self, event: Mapping[str, Any]) -> str:

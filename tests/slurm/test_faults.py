@@ -27,10 +27,10 @@ SPACING = 12
 class SlurmRun:
     """A job of alice's, submitted by one call of submit_resilient."""
 
-    def __init__(self, sandbox: Sandbox, folder: Path, total_steps: int) -> None:
+    def __init__(self, sandbox: Sandbox, folder: Path, total_steps: int, nodes: str = "2-4") -> None:
         self.sandbox = sandbox
         words = [
-            sys.executable, os.fspath(ROOT / "examples" / "gpt" / "submit.py"), "--folder", os.fspath(folder), "--nodes", "2-4",
+            sys.executable, os.fspath(ROOT / "examples" / "gpt" / "submit.py"), "--folder", os.fspath(folder), "--nodes", nodes,
             "--steps", str(total_steps), "--checkpoint-every", str(EVERY_STEPS), "--sleep", "0.05",
         ]  # fmt: skip
         said = sandbox.exec(words, check=True).stdout
