@@ -134,21 +134,19 @@ class Resumer:
             return None
         tier = self.copies.tier
         shared = self._team.funnel("looking for a checkpoint", lambda: None, lambda _: self._store.latest())
-        entry = tier.find(newer_than=shared)
-        if entry is None:
-            return None
-        try:
-            saved, checks, how, put_back_at = self._try(_Local(tier, entry, self._team))
-        except Fenced:
-            raise
-        except CheckpointError as error:
-            reason = error.what
-            self.copies.failed(entry.step, str(error))
-            self._team.agree("refusing the local copies", lambda: tier.refuse(entry, reason))
-            return None
-        self._team.agree("accepting the local copies", lambda: tier.accept(entry, self._by))
-        now = time.monotonic()
-        return Resumed(entry.step, entry, now - began, now - put_back_at, how, saved["data"], checks, tier="local")
+        while (entry := tier.find(newer_than=shared)) is not None:
+            try:
+                saved, checks, how, put_back_at = self._try(_Local(tier, entry, self._team))
+            except Fenced:
+                raise
+            except CheckpointError as error:
+                self.copies.failed(entry.step, str(error))
+                self._team.agree("refusing the local copies", functools.partial(tier.refuse, entry, error.what))
+                continue
+            self._team.agree("accepting the local copies", functools.partial(tier.accept, entry, self._by))
+            now = time.monotonic()
+            return Resumed(entry.step, entry, now - began, now - put_back_at, how, saved["data"], checks, tier="local")
+        return None
 
     def _refuse_to_start_over(self, rejected: list[tuple[Entry, str]]) -> None:
         """A run that has checkpoints, also ones condemned by earlier attempts, never begins again at step 0 by itself."""

@@ -59,6 +59,7 @@ def train(
     folder: str | None = None,
     order_at: int = -1,
     probe: bool = False,
+    save_at_0: bool = False,
 ) -> dict[str, Any]:
     """Train a small model; returns what the tests compare."""
     import torch
@@ -77,6 +78,10 @@ def train(
     if probe:
         run.probe(lambda x, y: torch.nn.functional.cross_entropy(model(x), y), *sample(range(4)))
     started = run.resume()
+    if save_at_0:
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        run.checkpoint()
     out: dict[str, Any] = {"start": started, "loss": {}, "ids": {}, "samples": {}, "drawn": {}, "reduced": []}
     for step in run.steps(total):
         try:
@@ -113,6 +118,7 @@ def train(
     out["outcome"] = run.outcome
     out["stopping"] = run.stopping
     out["rng"] = run.resumed.rng if run.resumed else None
+    out["tier"] = run.resumed.tier if run.resumed else None
     out["rejected"] = [(entry.step, reason) for entry, reason in run.resumed.rejected] if run.resumed else []
     out["weights"] = [to_float(p.detach().abs().sum()) for p in model.parameters()]
     return out
@@ -140,6 +146,10 @@ def train_ddp(total: int) -> dict[str, Any]:
     return train(total, kind="ddp")
 
 
+def train_saving_at_0(total: int) -> dict[str, Any]:
+    return train(total, save_at_0=True, dropout=0.3)
+
+
 def train_dropout(total: int) -> dict[str, Any]:
     return train(total, dropout=0.3)
 
@@ -163,6 +173,35 @@ def train_slow_saves(total: int) -> dict[str, Any]:
     return train(total, slow_rank=1, slow_s=0.05)
 
 
+def train_held(total: int, hold: str, pace_s: float = 0.0, **options: Any) -> dict[str, Any]:
+    """Nothing is written to the checkpoint root for as long as there is a file ``hold``: saves stay in flight."""
+    import slurm_resilience.checkpoint.dcp.saving as module
+
+    write = module.write_shard
+
+    def held(directory: Path, *args: Any) -> Any:
+        while os.path.exists(hold) and "rank0" not in str(directory):  # copies in memory go on
+            time.sleep(0.005)
+        return write(directory, *args)
+
+    module.write_shard = held  # type: ignore[assignment]
+    return train(total, slow_rank=0, slow_s=pace_s, **options)
+
+
+def train_slow_disk(total: int, write_s: float) -> dict[str, Any]:
+    """The disk takes its time for every shard; training does not."""
+    import slurm_resilience.checkpoint.dcp.saving as module
+
+    write = module.write_shard
+
+    def slow(*args: Any) -> Any:
+        time.sleep(write_s)
+        return write(*args)
+
+    module.write_shard = slow  # type: ignore[assignment]
+    return train(total, slow_rank=0, slow_s=0.02)
+
+
 def resume_wider_on_rank_1() -> int:
     """One rank's model is not the others'."""
     import torch
@@ -180,7 +219,7 @@ def resume_wider_on_rank_1() -> int:
     return run.resume()
 
 
-def make_even_model(kind: str) -> Any:
+def make_even_model(kind: str, outer: int = 12, inner: int = 36) -> Any:
     """A model whose sizes tensor parallelism can divide, on the mesh that ``kind`` names."""
     import torch
     import torch.distributed as dist
@@ -189,7 +228,8 @@ def make_even_model(kind: str) -> Any:
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     torch.manual_seed(7)
-    model = torch.nn.Sequential(torch.nn.Linear(12, 36), torch.nn.Tanh(), torch.nn.Dropout(0.0), torch.nn.Linear(36, 12))
+    layers = torch.nn.Linear(outer, inner), torch.nn.Tanh(), torch.nn.Dropout(0.0), torch.nn.Linear(inner, outer)
+    model = torch.nn.Sequential(*layers)
     if kind == "one":
         return model
     if kind in ("ddp", "fsdp"):
@@ -240,6 +280,48 @@ def whole_state(kind: str, total: int) -> tuple[dict[str, Any], dict[str, Any]]:
         optimizer.step()
         scheduler.step()
     return resumed, look()
+
+
+def _status(word: str) -> int:
+    """Bytes that the kernel counts for this process: VmRSS now, VmHWM at the highest since it was reset."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{word}:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(word)
+
+
+def load_memory(kind: str, total: int, block_bytes: int) -> dict[str, int]:
+    """How much more memory loading has needed at its highest than was in use before, and how large this rank's share is."""
+    import ctypes
+    import gc
+
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    from slurm_resilience import Run
+    from slurm_resilience.checkpoint.dcp import read
+
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD, kept there: what is freed goes back to the kernel, and is not counted as in use
+    read.BLOCK_BYTES = block_bytes
+    run = Run(checkpoint={"every_min": None})
+    run.init_process_group()
+    model = make_even_model(kind, 1536, 4608)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    run.register(model=model, optimizer=optimizer)
+    gc.collect()
+    libc.malloc_trim(0)
+    before = _status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    run.resume()
+    peak = _status("VmHWM") - before
+    held = [value for state in optimizer.state.values() for value in state.values()]
+    moments = sum((value.to_local() if isinstance(value, DTensor) else value).nbytes for value in held)
+    for _ in run.steps(total):
+        optimizer.zero_grad()
+        model(torch.ones(1, 1536)).pow(2).mean().backward()
+        optimizer.step()
+    return {"peak": peak, "moments": moments}
 
 
 class Rows:
