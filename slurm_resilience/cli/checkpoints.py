@@ -50,7 +50,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     prune.add_argument("--keep-last", type=int, required=True, metavar="N", help="usable checkpoints to keep")
     prune.add_argument("--every-steps", type=int, metavar="N", help="also keep the first of every N steps")
     prune.add_argument("--every-hours", type=float, metavar="H", help="also keep the first of every H hours")
-    prune.add_argument("--best", metavar="METRIC", help="also keep the one with the lowest METRIC")
+    prune.add_argument("--best", metavar="METRIC", help="also keep the one with the best METRIC")
+    prune.add_argument(
+        "--best-is", choices=("lowest", "highest"), default="lowest", help="which METRIC is best (default: lowest)"
+    )
     prune.add_argument("--dry-run", action="store_true", help="say what would go")
     pin = add("pin", "keep a checkpoint whatever retention says")
     pin.add_argument("name", metavar="NAME")
@@ -205,7 +208,7 @@ def _rebuild(store: CheckpointStore, args: argparse.Namespace) -> int:
 
 def _prune(store: CheckpointStore, args: argparse.Namespace) -> int:
     try:
-        policy = Retention(args.keep_last, args.every_steps, args.every_hours, args.best)
+        policy = Retention(args.keep_last, args.every_steps, args.every_hours, args.best, best_is=args.best_is)
     except ValueError as error:
         raise ConfigError(f"This retention makes no sense: {error}") from None
     gone = store.would_prune(policy) if args.dry_run else store.prune(policy, wait=True)

@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--ranks-per-node", type=int, metavar="K", help="ranks on each node, usually its GPUs (default: 1)")
     add("--global-batch", type=int, metavar="B", help="samples per optimizer step, whatever the number of nodes")
     add("--micro-batch", type=int, metavar="M", help="samples per forward pass on one rank")
-    add("--checkpoint-every", metavar="STEPS|TIME", help="100 (steps), 90s, 30m or 2h (default: 10m)")
+    add("--checkpoint-every", metavar="STEPS|TIME", help="100 (steps), 90s, 30m, 2h or auto (default: 10m)")
     add("--preload", metavar="MOD,…", help="modules that warm launchers import (default: torch)")
     add("--wrap", metavar="CMD", help="put before the command on every node, e.g. 'apptainer exec --nv img.sif'")
     add("--local", type=int, default=0, metavar="N", help="no Slurm: N pretend nodes on this machine")
@@ -103,10 +103,12 @@ def _value(text: str) -> Any:
 
 
 def _every(text: str) -> dict[str, Any]:
+    if text.strip() == "auto":
+        return {"checkpoint.every_min": "auto"}
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
     if not found or (not found[2] and not found[1].isdigit()):
         raise ConfigError(
-            f"--checkpoint-every {text!r} is neither a number of steps nor a time", remedy="write 100, 90s, 30m or 2h"
+            f"--checkpoint-every {text!r} is neither a number of steps nor a time", remedy="write 100, 90s, 30m, 2h or auto"
         )
     if not found[2]:
         return {"checkpoint.every_steps": int(found[1]), "checkpoint.every_min": None}

@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--ranks-per-node", type=int, metavar="K", help="ranks on each node, usually its GPUs (default: 1)")
     add("--global-batch", type=int, metavar="B", help="samples per optimizer step, whatever the number of nodes")
     add("--micro-batch", type=int, metavar="M", help="samples per forward pass on one rank")
-    add("--checkpoint-every", metavar="STEPS|TIME", help="100 (steps), 90s, 30m or 2h (default: 10m)")
+    add("--checkpoint-every", metavar="STEPS|TIME", help="100 (steps), 90s, 30m, 2h or auto (default: 10m)")
     add("--preload", metavar="MOD,…", help="modules that warm launchers import (default: torch)")
     add("--wrap", metavar="CMD", default="", help="put before the command on every node, e.g. 'apptainer exec --nv img.sif'")
     add("--cold", action="store_true", help="start ranks by exec, without warm launchers")

@@ -2,8 +2,8 @@
 
 Training counts from the first completed step of an attempt (less that step's own time) to the fault, as far back as
 ``since`` says.  What was trained after the step that the next attempt resumed from is lost.  A save counts as standing still
-unless steps were reported while it was going on.  Where nobody told the end of an attempt, its last reported step is the end;
-a supervisor that died is no end by itself, since the ranks may live on.
+for the seconds that it says, and otherwise unless steps were reported while it was going on.  Where nobody told the end of an
+attempt, its last reported step is the end; a supervisor that died is no end by itself, since the ranks may live on.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class _Reader:
         self._starts: list[float] = []
         self._queues: list[float] = []
         self._saves: list[float] = []
+        self._reported: list[tuple[int, float]] = []  # since the last committed step
         self._intervals: list[float] = []
 
     def take(self, fact: Mapping[str, Any]) -> None:
@@ -121,7 +122,13 @@ class _Reader:
 
     def _on_resumed(self, at: float, fact: Mapping[str, Any]) -> None:
         step = fact.get("step")
-        self._line.lose(self._marks.get(step, self._start) if isinstance(step, int) else self._start, self._launched_at)
+        self._line.lose(self._passed_at(step) if isinstance(step, int) else self._start, self._launched_at)
+
+    def _passed_at(self, step: int) -> float:
+        """When ``step`` was complete: its save began then, or, where a copy in memory was enough, rank 0 reported it."""
+        if step in self._marks:
+            return self._marks[step]
+        return max((at for reported, at in self._reported if reported <= step), default=self._start)
 
     def _on_started_fresh(self, at: float, fact: Mapping[str, Any]) -> None:
         self._line.lose(self._start, self._launched_at)
@@ -141,6 +148,8 @@ class _Reader:
     def _on_step_reported(self, at: float, fact: Mapping[str, Any]) -> None:
         step = fact.get("step")
         self._stepped_at = at
+        if isinstance(step, int):
+            self._reported.append((step, at))
         self._on_first_step(at, fact)  # rank 0 may report before the last rank has completed its first step
         if self._line.now == SAVING and isinstance(step, int) and self._saving_step is not None and step > self._saving_step:
             self._line.spans[-1].kind = TRAINING  # the save runs behind the steps
@@ -156,7 +165,11 @@ class _Reader:
             self._line.begin(at, SAVING)
 
     def _on_checkpoint_committed(self, at: float, fact: Mapping[str, Any]) -> None:
-        step, seconds = fact.get("step"), fact.get("seconds")
+        step, seconds, stall = fact.get("step"), fact.get("seconds"), fact.get("stall_s")
+        self._reported = [each for each in self._reported if isinstance(step, int) and each[0] >= step]
+        if isinstance(step, int) and step in self._marks and isinstance(stall, (int, float)):
+            self._end_of_told_save(at, step, float(stall))
+            return
         if isinstance(step, int):  # a script of its own may tell the end of a save only
             self._marks.setdefault(step, at - float(seconds) if isinstance(seconds, (int, float)) else at)
         if self._line.now == TRAINING and isinstance(seconds, (int, float)) and self._saving_step is None:
@@ -167,11 +180,24 @@ class _Reader:
             self._saves.append(0.0)
         self._end_of_save(at)
 
+    def _end_of_told_save(self, at: float, step: int, stall_s: float) -> None:
+        """A save that says for how long training stood: at its begin.  The rest was written behind the steps."""
+        began, over = self._marks[step], min(at, self._marks[step] + stall_s)
+        self._saves.append(stall_s)
+        if self._saving_step == step:
+            if self._line.now == SAVING:
+                self._line.begin(over, TRAINING)
+            self._saving_step, self._saved_at = None, over
+        if self._line.now == TRAINING:
+            self._line.begin(at, TRAINING)
+        self._line.paint(began, over, SAVING)
+
     def _on_checkpoint_failed(self, at: float, fact: Mapping[str, Any]) -> None:
         step = fact.get("step")
         if isinstance(step, int):
             self._marks.pop(step, None)
-        self._end_of_save(at)
+        if self._saving_step in (None, step):
+            self._end_of_save(at)
 
     def _end_of_save(self, at: float) -> None:
         self._saving_step, self._saved_at = None, at

@@ -39,13 +39,16 @@ class Timeline:
 
     def lose(self, since: float, until: float) -> None:
         """Training between ``since`` and ``until``, which lies between two attempts, is lost."""
+        self.paint(since, until, LOST)
+
+    def paint(self, since: float, until: float, kind: str) -> None:
+        """What was taken for training between ``since`` and ``until`` turns out to have been ``kind``."""
         out = []
         for span in self.spans:
             if span.kind == TRAINING and since < span.end and span.start < until:
-                cut = max(span.start, since)
-                if cut > span.start:
-                    out.append(Span(span.start, cut, TRAINING))
-                out.append(Span(cut, span.end, LOST))
+                first, last = max(span.start, since), min(span.end, until)
+                pieces = ((span.start, first, TRAINING), (first, last, kind), (last, span.end, TRAINING))
+                out += [Span(*piece) for piece in pieces if piece[1] > piece[0]]
             else:
                 out.append(span)
         self.spans = out

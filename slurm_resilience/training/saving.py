@@ -89,13 +89,12 @@ class Saver:
         return self.settle()
 
     def _take(self, step: int, metrics: dict[str, Any], *, behind: bool) -> None:
+        began = time.monotonic()
+        if self._world.rank == 0:
+            self._link.send("checkpoint_started", step=step)
         self.settle()
         self._link.push("checkpoint" if behind else "save", Phase.CHECKPOINT, LEARNED)
-        leads = self._world.rank == 0
-        began = time.monotonic()
         try:
-            if leads:
-                self._link.send("checkpoint_started", step=step)
             snapshot = self._world.team.agree(f"taking the state of step {step}", lambda: self.snapshot(step))
             self._before_s = time.monotonic() - began
             self._writer.start(

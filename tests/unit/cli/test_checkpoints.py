@@ -131,3 +131,10 @@ def test_a_folder_without_checkpoints_is_said_to_be_one(tmp_path: Path, capsys: 
 def test_a_person_may_mark_while_a_newer_attempt_runs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     opened(root, attempt=7)
     assert document(capsys, "quarantine", str(root), "30", "--reason", "x")["state"] == "quarantined"
+
+
+def test_prune_keeps_the_best_either_way(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ("--keep-last", "1", "--best", "loss", "--dry-run")
+    lowest = [gone["step"] for gone in document(capsys, "prune", str(root), *flags)["removed"]]
+    highest = [gone["step"] for gone in document(capsys, "prune", str(root), *flags, "--best-is", "highest")["removed"]]
+    assert lowest != highest

@@ -169,6 +169,42 @@ def test_a_save_behind_the_steps_stops_nobody() -> None:
     assert not found.complete
 
 
+def test_a_save_says_for_how_long_training_stood() -> None:
+    """One is written behind two steps, the next one waits for it, and is not complete when the attempt ends."""
+    run = FakeRun(every=10**9, total=100)
+    run.launch(run.START_S)
+    run.train(10)
+    run.write("checkpoint_started", step=10)
+    run.t += 0.5
+    run.train(2)
+    run.write("checkpoint_started", step=12)
+    run.t += 3.0
+    run.write("checkpoint_committed", step=10, seconds=7.5, stall_s=0.5)
+    run.t += 0.25
+    run.train(1)
+    run.write("checkpoint_committed", step=12, seconds=5.25, stall_s=3.25)
+    run.committed.append(12)
+    run.crash()
+    run.train(1)
+    found = account(run.events)
+    assert found.ledger.saving_s == pytest.approx(3.75)
+    assert found.ledger.productive_s == pytest.approx(13 * run.STEP_S)
+    assert found.ledger.lost_s == pytest.approx(1 * run.STEP_S)
+    assert found.measured.save_s == pytest.approx((0.5 + 3.25) / 2)
+
+
+def test_a_resume_from_memory_loses_only_what_came_after_the_copy() -> None:
+    run = FakeRun(every=10, total=100)
+    run.launch(run.START_S)
+    run.train(27)
+    run.committed.append(25)  # a copy that no event told of
+    run.crash()
+    run.train(1)
+    found = account(run.events)
+    assert found.ledger.lost_s == pytest.approx(2 * run.STEP_S)
+    assert found.ledger.productive_s == pytest.approx(26 * run.STEP_S)
+
+
 def test_a_run_that_failed_keeps_only_what_it_saved() -> None:
     run = FakeRun(every=10, total=100)
     run.launch(run.START_S)

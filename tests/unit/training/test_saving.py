@@ -101,7 +101,7 @@ def test_saves_change_nothing_of_the_training_also_at_step_0_and_with_gradients(
 def stop_in_flight(tmp_path: Path, write_s: float, left_s: float) -> tuple[Started, int, int]:
     """Ask for the end just after the second save has begun; the step of that save, and the one at which all ended."""
     started = start(2, programs.train_slow_disk, FOREVER, write_s, run_dir=tmp_path, settings={
-        "checkpoint": {"every_steps": 20, "every_min": None, "keep_last": 9}})  # fmt: skip
+        "checkpoint": {"every_steps": 50, "every_min": None, "keep_last": 9}})  # fmt: skip
     started.until(lambda: len(saves(started, "committed")) == 1 and len(saves(started, "started")) == 2)
     for page in started.pages:
         page.order(stop=True, cause="preemption", deadline=time.time() + left_s)
