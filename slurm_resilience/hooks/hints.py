@@ -123,9 +123,12 @@ def _read(at: int, name: str, node: str) -> "dict[str, object]":
         os.close(fd)
     if not isinstance(value, dict) or value.get("v") != 1 or value.get("node") != node or value.get("cause") not in CAUSES:
         return {}
-    hint = {"cause": value["cause"], "uid": found.st_uid}
+    hint = {"cause": value["cause"], "uid": found.st_uid}  # type: dict[str, object]
     for key in ("job", "attempt"):
         number = value.get(key)
         if isinstance(number, int) and not isinstance(number, bool) and 0 <= number < 10**12:
             hint["hinted_" + key] = number
+    when = value.get("at")
+    if isinstance(when, float) and 0.0 <= when < 1e11:
+        hint["hinted_at"] = when
     return hint

@@ -20,6 +20,7 @@ from slurm_resilience.errors import ConfigError, ExitCode, ResilienceError
 from slurm_resilience.progress.facts import FactReceiver
 from slurm_resilience.runtime.deadman import DeadMan
 from slurm_resilience.runtime.guardian import guard, kill_all
+from slurm_resilience.runtime.hint_writer import leave_hint
 from slurm_resilience.runtime.lease import FROZEN_S, Lease
 from slurm_resilience.runtime.leftovers import clear_leftovers
 from slurm_resilience.runtime.loop import Loop
@@ -27,6 +28,7 @@ from slurm_resilience.runtime.messages import (
     BEAT_EVERY_S,
     Fact,
     Hello,
+    Hint,
     Message,
     Quit,
     Refused,
@@ -160,6 +162,10 @@ class Agent:
     def _obey(self, message: Message) -> None:
         if isinstance(message, Quit):
             self._end(f"the supervisor said so {message.why}".rstrip(), ExitCode.OK)
+            return
+        if isinstance(message, Hint):
+            told = leave_hint(self._node, cause=message.cause, attempt=message.attempt, at=message.at, environ=os.environ)
+            self._say(f"a hint for root's checks: {message.cause}" + (f", not left: {told}" if told else ""))
             return
         refusal = self._work.obey(message)
         if refusal:

@@ -16,6 +16,7 @@ supervisor → agent
 ``launch``            start these ranks; answered by ``launched`` or ``launch_failed``
 ``order``             write stop/save into the pages of the attempt
 ``kill``              kill all of the attempt (and everything older) here; answered by ``stopped``
+``hint``              leave a word about this node for root's own checks
 ``quit``              kill everything and end
 agent → supervisor
 ``hello``             who I am, what is still alive here
@@ -60,7 +61,7 @@ from slurm_resilience.runtime.agent_messages import (
     Warned,
 )
 from slurm_resilience.runtime.message import BEAT_EVERY_S, MAX_LINE_BYTES, WIRE_VERSION, Garbage, Message, WireError
-from slurm_resilience.runtime.supervisor_messages import Kill, Launch, Order, Ping, Quit, Store, Welcome
+from slurm_resilience.runtime.supervisor_messages import Hint, Kill, Launch, Order, Ping, Quit, Store, Welcome
 
 __all__ = [
     "BEAT_EVERY_S",
@@ -73,6 +74,7 @@ __all__ = [
     "Fact",
     "Garbage",
     "Hello",
+    "Hint",
     "Kill",
     "Launch",
     "LaunchFailed",
@@ -97,7 +99,7 @@ __all__ = [
 FROM_AGENT: tuple[type[Message], ...] = (
     Hello, Warm, Beat, StoreReady, StoreFailed, Launched, LaunchFailed, Exit, Fact, Warned, Stopped, Refused,
 )  # fmt: skip
-FROM_SUPERVISOR: tuple[type[Message], ...] = (Welcome, Ping, Store, Launch, Order, Kill, Quit)
+FROM_SUPERVISOR: tuple[type[Message], ...] = (Welcome, Ping, Store, Launch, Order, Kill, Hint, Quit)
 _KINDS: dict[str, type[Message]] = {kind.kind: kind for kind in (*FROM_AGENT, *FROM_SUPERVISOR)}
 
 

@@ -101,6 +101,16 @@ class Kill(Message):
 
 
 @dataclass(frozen=True)
+class Hint(Message):
+    """Leave a word for root's own checks on this node: what ended there, and when (wall clock)."""
+
+    kind: ClassVar[str] = "hint"
+    attempt: int
+    cause: str
+    at: float
+
+
+@dataclass(frozen=True)
 class Quit(Message):
     """Kill everything of this run on the node and end with exit code 0."""
 

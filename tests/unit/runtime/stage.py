@@ -57,6 +57,7 @@ class Agent:
     stubborn: bool = False
     orders: list[m.Order] = field(default_factory=list)
     launches: list[m.Launch] = field(default_factory=list)
+    hints: list[m.Hint] = field(default_factory=list)
     beats: int = 0
     progress: dict[int, list[Any]] = field(default_factory=dict)
 
@@ -320,6 +321,8 @@ class Stage:
         if agent is None:
             return
         match message:
+            case m.Hint():
+                agent.hints.append(message)
             case m.Store(attempt):
                 self._todo.append(i.Heard(conn, m.StoreReady(attempt, 29500)))
             case m.Launch():

@@ -40,6 +40,7 @@ EXAMPLES: list[m.Message] = [
     m.Store(1),
     m.Launch(1, 2, [[0, 0], [1, 1]], 0, 1, "10.0.0.1", 5, ["python", "x.py"], "/w", {"A": None}, "/c", {}, {"mesh": {"dp": 2}}),
     m.Order(1, True, 2, None, "preemption"),
+    m.Hint(4, "hang", 1.5),
     m.Kill(1, 2.5),
     m.Quit("done"),
 ]
