@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from slurm_resilience.config import ResilienceConfig
-from slurm_resilience.errors import ExitCode
+from slurm_resilience.errors import Cause, ExitCode
 from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.attempt import Attempt
 from slurm_resilience.runtime.drain_watch import DrainWatch
 from slurm_resilience.runtime.facts import quote
 from slurm_resilience.runtime.fleet import Fleet, Node
+from slurm_resilience.runtime.hint_desk import HintDesk
 from slurm_resilience.runtime.outbox import Outbox
 from slurm_resilience.runtime.spec import RunSpec
 from slurm_resilience.runtime.warning_desk import WarningDesk
@@ -40,6 +41,7 @@ class Scene:
     ) -> None:
         limits = config.limits
         self.fleet = Fleet(nodes, now=out.now, lease_s=limits.node_silence_s, handshake_s=limits.handshake_s, held=out.attempt)
+        self.hints = HintDesk(out)
         self.drains = DrainWatch(out, policy=config.on_drain, asks=spec.has_slurm)
         self.warnings = WarningDesk(out, spec, grace_s=limits.stop_grace_s)
         self.attempt: Attempt | None = None
@@ -68,6 +70,7 @@ class Scene:
             self._out.put(i.Drop(node.conn, why))
         self.fleet.lose(node, self._out.now, since_wall=since, silent=silent)
         self._out.record("agent_lost", node=node.name, why=why, since=round(since, 3))
+        self.hints.blame(node.name, None, Cause.NODE_LOST, since)
         if self.attempt is not None:
             self.attempt.lost(node.name, since=since, why=why)
 
@@ -120,6 +123,7 @@ class Scene:
             self._out.put(i.Drop(replaced, "the same agent dialled again"))
         self._out.record("agent_joined", node=node.name, pid=hello.pid, boot_id=hello.boot_id, warm=hello.warm,
                          again=again or None, reason=hello.cold_reason or None)  # fmt: skip
+        self.hints.joined(node.name, it.conn)
         mine = self.attempt if self.launching or self.adopting else None
         if self.leaving:
             self._out.send(it.conn, m.Quit("the run is ending"))
