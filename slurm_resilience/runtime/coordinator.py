@@ -273,6 +273,8 @@ class Coordinator:
         assert origin is not None
         self._out.record("fault_detected", cause=str(origin.cause), node=origin.node or None, rank=origin.rank,
                          detail=origin.detail, since=round(origin.since, 3), step=attempt.step)  # fmt: skip
+        if origin.node in self.fleet.nodes:
+            self.scene.hints.blame(origin.node, self.fleet.nodes[origin.node].conn, origin.cause, origin.since)
         self._stop_ranks(After.FAULT)
 
     def _end_ranks(self, after: After) -> None:
