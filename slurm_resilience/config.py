@@ -64,6 +64,45 @@ class CheckpointConfig(_Section):
         return self
 
 
+class VerifyConfig(_Section):
+    """How far a restored run may be from the one that was saved; docs/explanation/verification.md has the reasons at length."""
+
+    probe_same_world: float = Field(
+        default=1e-6, ge=0, description="probe loss, same ranks: the same kernels on the same numbers, but for memory alignment"
+    )
+    probe_other_world: float = Field(
+        default=1e-4, ge=0, description="probe loss, other ranks: sums over shards are taken in another order"
+    )
+    probe_low_precision: float = Field(
+        default=2e-2, ge=0, description="the same where modules answer in 16 bits: one rounding of bfloat16 is 0.4 %"
+    )
+    first_steps: int = Field(
+        default=10, ge=0, description="steps after a resume that are compared with what went before; 0: none"
+    )
+    window: int = Field(default=64, ge=1, description="steps before the resume that make the median and its deviation")
+    least_history: int = Field(default=16, ge=1, description="with fewer steps than this, median and deviation say nothing")
+    in_a_row: int = Field(
+        default=3, ge=1, description="steps too high in a row that condemn: a spike is one, a wrong state stays"
+    )
+    loss_factor: float = Field(default=8.0, gt=0, description="loss: deviations above the median that are too high")
+    loss_floor: float = Field(default=0.02, ge=0, description="loss: least deviation, as a part of the median")
+    grad_norm_factor: float = Field(
+        default=20.0, gt=0, description="gradient norm: deviations above the median that are too high; its tails are heavy"
+    )
+    grad_norm_floor: float = Field(default=0.25, ge=0, description="gradient norm: least deviation, as a part of the median")
+    replay: float = Field(
+        default=1e-3, ge=0, description="loss of a step taken again against its log; atomics on GPUs make 1e-5 to 1e-4"
+    )
+    most_rollbacks: int = Field(default=2, ge=0, description="times that first steps may send a run back without progress")
+    next_batch: bool = Field(
+        default=True,
+        description="where run.recompute_with() says how: compare the next step's loss with the log before it is taken",
+    )
+    recompute_every_steps: int | None = Field(
+        default=None, ge=1, description="every so many steps ranks check each other's work on one micro-batch; names nodes"
+    )
+
+
 class LimitsConfig(_Section):
     """How long silence may last before it counts as a failure, in seconds."""
 
@@ -151,6 +190,7 @@ class ResilienceConfig(_Section):
     seed: int = Field(default=0, description="seed of the sample order and of RNGs on a changed world")
     mesh: MeshConfig = MeshConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    verify: VerifyConfig = VerifyConfig()
     limits: LimitsConfig = LimitsConfig()
     budgets: BudgetConfig = BudgetConfig()
 

@@ -77,6 +77,10 @@ FROM_RANKS: dict[str, Meaning] = {
     "checkpoint_interval_chosen": Meaning("How often to save, as the run's own figures recommend.", ("interval_s", "reason")),
     "local_copy_failed": Meaning("A copy in a node's own memory could not be taken, or used.", ("step", "error")),
     "checkpoint_quarantined": Meaning("A checkpoint is not to be trusted; an older one is tried.", ("step", "name", "reason")),
+    "first_steps_checked": Meaning(
+        "The first steps after a resume were compared with what went before.", ("step", "checkpoint", "verdict", "reasons")
+    ),
+    "node_suspected": Meaning("Ranks that check each other's work disagree, bit by bit.", ("step", "nodes", "ranks", "why")),
     "stopped": Meaning("Every rank has ended because it was asked to.", ("step", "why", "saved", "ranks")),
     "finished": Meaning("Every rank has reached the end of its work.", ("step", "outcome", "ranks")),
     "exception": Meaning("A rank's own code raised.", ("type", "message", "traceback", "step", "exit_code")),

@@ -36,6 +36,7 @@ class History:
 
     ``excused``: attempts that something outside their ranks ended; a checkpoint that they were loading is not to blame.
     ``mesh``: that of the last attempt, over all allocations; None before the first.
+    ``goes_back``: the last attempt condemned the checkpoint that it had resumed from, so the next takes an older one.
     """
 
     best_step: int = -1
@@ -48,6 +49,8 @@ class History:
     failed: bool = False
     open_attempt: Mapping[str, Any] | None = None
     mesh: Mapping[str, int] | None = None
+    goes_back: bool = False
+    _resumed: bool = False
 
     @classmethod
     def replay(cls, events: Iterable[Mapping[str, Any]]) -> History:
@@ -87,8 +90,15 @@ class History:
     def _on_attempt_started(self, event: Mapping[str, Any]) -> None:
         self._abandon()
         self.open_attempt = event
+        self.goes_back = self._resumed = False
         mesh = (event.get("plan") or {}).get("mesh")
         self.mesh = mesh if isinstance(mesh, Mapping) else self.mesh
+
+    def _on_resumed(self, event: Mapping[str, Any]) -> None:
+        self._resumed = True
+
+    def _on_checkpoint_quarantined(self, event: Mapping[str, Any]) -> None:
+        self.goes_back = self._resumed
 
     def _on_attempt_stopped(self, event: Mapping[str, Any]) -> None:
         self.open_attempt = None

@@ -125,6 +125,8 @@ def _give_up(history: History, now: Situation, config: ResilienceConfig) -> Deci
         return Decision("stop", reason, (), Cause.APP_ERROR, ExitCode.APP_ERROR)
     budget = budget_of(now.fault, config.budgets)
     used = history.count(now.fault)
+    if now.fault is Cause.BAD_CHECKPOINT and history.goes_back:
+        budget = max(budget or 0, config.verify.most_rollbacks)
     if budget == 0 and now.fault in (Cause.CONFIG_ERROR, Cause.APP_ERROR, Cause.BAD_CHECKPOINT):
         reason = f"{now.detail}: trying again would end the same way"
         return Decision("stop", reason, (), now.fault, EXIT_CODE_OF[now.fault])

@@ -94,6 +94,10 @@ class Batches:
         """This rank's micro-batches of one step, in order."""
         yield from self._cut(self.global_ids(step))
 
+    def of_rank(self, step: int, rank: int) -> Iterator[Micro]:
+        """The micro-batches that another rank takes in a step; looking changes nothing."""
+        yield from self._cut(self.global_ids(step), rank)
+
     def ahead(self, step: int) -> Iterator[tuple[int, int, Micro]]:
         """(step, epoch, micro-batch) from ``step`` on, without end; looking ahead changes nothing."""
         batch = self._batch(step)
@@ -102,9 +106,9 @@ class Batches:
                 yield step, batch.epoch, micro
             step, batch = step + 1, self.order.batch(batch.after, self.global_batch)
 
-    def _cut(self, ids: tuple[int, ...]) -> Iterator[Micro]:
+    def _cut(self, ids: tuple[int, ...], rank: int | None = None) -> Iterator[Micro]:
         plan = self.plan.resized(len(ids))
-        passes = plan.micro_batches(self.rank, reduce=self._reduce)
+        passes = plan.micro_batches(self.rank if rank is None else rank, reduce=self._reduce)
         mean_over = plan.dp_ranks if self._reduce == "mean" else 1
         for place, one in enumerate(passes):
             yield _micro(ids, one, place == 0, place == len(passes) - 1, mean_over)

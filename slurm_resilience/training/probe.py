@@ -6,11 +6,13 @@ to the weights before that step's update, so it cannot serve.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
+from torch.nn.modules.module import register_module_forward_hook
 
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.training import fqn, rng
@@ -30,25 +32,45 @@ class Probe:
         self.fn = fn
         self.batch = tuple(batch)
         self.tolerance = tolerance
+        self.low_precision = False
 
     def measure(self, models: Iterable[torch.nn.Module], batch: Sequence[torch.Tensor] | None = None) -> float:
-        """The loss as of now: evaluation mode, no gradients; random generators and buffers are as before, bit by bit."""
+        """The loss as of now: evaluation mode, no gradients; random generators and buffers are as before, bit by bit.
+
+        Afterwards ``low_precision`` says whether any module answered in a type of fewer than 32 bits.
+        """
         models = list(models)
         modes = [(module, module.training) for model in models for module in model.modules()]
-        buffers = [(buffer, buffer.detach().clone()) for model in models for buffer in model.buffers()]
+        seen = register_module_forward_hook(self._see)
         try:
             for model in models:
                 model.eval()
-            with rng.forked(), torch.no_grad():
+            with untouched(models), torch.no_grad():
                 return to_float(self.fn(*(self.batch if batch is None else batch)))
         finally:
+            seen.remove()
             for module, training in modes:
                 module.training = training
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
-            for model in models:
-                fqn.settle(model)
+
+    def _see(self, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.is_floating_point() and output.element_size() < 4:
+            self.low_precision = True
+
+
+@contextmanager
+def untouched(models: Iterable[torch.nn.Module]) -> Iterator[None]:
+    """Around forward passes that training must not notice: generators and buffers are put back, shards are settled."""
+    models = list(models)
+    buffers = [(buffer, buffer.detach().clone()) for model in models for buffer in model.buffers()]
+    try:
+        with rng.forked():
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+        for model in models:
+            fqn.settle(model)
 
 
 def to_float(value: Any) -> float:

@@ -35,9 +35,12 @@ from slurm_resilience.training.layout import Layout
 from slurm_resilience.training.link import Link
 from slurm_resilience.training.local import LocalCopies
 from slurm_resilience.training.probe import Probe
+from slurm_resilience.training.recompute import Recompute
 from slurm_resilience.training.saving import FORMAT_VERSION
 from slurm_resilience.training.state import Registry
-from slurm_resilience.training.verify import CHECKS, Check, CheckFn, Restored, Verdict
+from slurm_resilience.training.track import Rows
+from slurm_resilience.training.verify import CHECKS, Check, CheckFn, OwnRun, Restored, Verdict, close, equal
+from slurm_resilience.training.verifying import Verifying
 from slurm_resilience.training.world import World
 
 MOST_TRIES = 8
@@ -65,10 +68,15 @@ class Resumed:
     seconds: float
     verify_s: float
     rng: str
-    data: dict[str, Any]
+    saved: dict[str, Any]
     checks: list[Check]
     rejected: list[tuple[Entry, str]] = field(default_factory=list)
     tier: str = "shared"
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The place of each stream of batches."""
+        return dict(self.saved["data"])
 
 
 class Resumer:
@@ -87,6 +95,10 @@ class Resumer:
         self.extra_checks: tuple[CheckFn, ...] = ()
         self.excused: frozenset[int] = frozenset()
         self.copies: LocalCopies | None = None
+        self.own: OwnRun | None = None
+        self.limits = Verifying()
+        self.logged: Rows = {}
+        self.recompute: Recompute | None = None
 
     def resume(self) -> Resumed | None:
         """Restore from the newest entry that can be trusted; None when there is none at all.  All ranks must come.
@@ -122,7 +134,7 @@ class Resumer:
                 self._quarantine(other, f"{refusal.what}, while the older {entry.name} was put back")
             self._lead("accepting the checkpoint", lambda e=entry: self._store.mark_verified(e, self._by))
             now = time.monotonic()
-            return Resumed(entry.step, entry, now - began, now - put_back_at, how, saved["data"], checks, rejected)
+            return Resumed(entry.step, entry, now - began, now - put_back_at, how, saved, checks, rejected)
         if doubtful:
             raise doubtful[0][1]
         self._team.funnel("choosing a checkpoint", lambda: None, lambda _: self._refuse_to_start_over(rejected))
@@ -145,7 +157,7 @@ class Resumer:
                 continue
             self._team.agree("accepting the local copies", functools.partial(tier.accept, entry, self._by))
             now = time.monotonic()
-            return Resumed(entry.step, entry, now - began, now - put_back_at, how, saved["data"], checks, tier="local")
+            return Resumed(entry.step, entry, now - began, now - put_back_at, how, saved, checks, tier="local")
         return None
 
     def _refuse_to_start_over(self, rejected: list[tuple[Entry, str]]) -> None:
@@ -196,25 +208,43 @@ class Resumer:
         self._measured("restore", began)
         put_back_at = time.monotonic()
         probe_batch = tuple(room[key].to(_device(registry)) for key in sorted(room, key=_number) if key.startswith("probe/"))
-        restored = Restored(registry, saved, entry.step, entry.world, self._world.size, self.probe, probe_batch)
+        restored = Restored(
+            registry, saved, entry.step, entry.world, self._world.size, self.probe, probe_batch,
+            entry.name, entry.attempt, self.own, self.batches, self.limits,
+        )  # fmt: skip
         checks: list[Check] = []
         for ask in (*CHECKS, *self.extra_checks):
             checks += team.agree(f"checking {entry.name}", functools.partial(_judge, ask, restored))
         self._measured("verify", put_back_at)
         how = "exact" if loaded.per_rank is not None else "derived"
         mine = loaded.per_rank
+        rank, size = self._world.rank, self._world.size
 
         def roll() -> None:
             if mine is None:
-                rng.reseed(rng.derive(self._seed, entry.step, self._world.rank, self._world.size))
+                rng.reseed(rng.derive(self._seed, entry.step, rank, size))
                 return
             try:
                 rng.restore(mine["rng"])
             except Exception as error:
                 raise CheckFailed(f"rng: the generators refused their state: {type(error).__name__}: {error}") from error
+            if "rng_of" in mine:
+                said = dict(mine["rng_of"])
+                _must_hold(equal("rng: next numbers", said.pop("next"), rng.upcoming()))
+                _must_hold(equal("rng: whose state", {"step": entry.step, "rank": rank, "world": size}, said))
 
         team.agree("restoring the random generators", roll)
+        if how == "exact" and self.recompute is not None and "loss" in self.logged.get(entry.step + 1, {}):
+            checks.append(team.agree(f"taking the step after {entry.name} once more", lambda: self._replay(entry.step)))
         return saved, checks, how, put_back_at
+
+    def _replay(self, step: int) -> Check:
+        """The loss of the next step against what the log says of it, from when it was taken before."""
+        assert self.recompute is not None
+        measured = self.recompute.mean_loss(step, self._registry.models.values())
+        check = close("loss of the next batch", self.logged[step + 1]["loss"], measured, self.limits.replay)
+        _must_hold(check)
+        return check
 
     def _quarantine(self, entry: Entry, reason: str) -> None:
         log.error("checkpoint %s is not used any more: %s", entry.name, reason)
@@ -282,9 +312,13 @@ def place(batches: Source, name: str, step: int, data: dict[str, Any]) -> None:
 def _judge(ask: CheckFn, restored: Restored) -> list[Check]:
     found = list(ask(restored))
     for check in found:
-        if check.verdict is Verdict.FAILED:
-            raise CheckFailed(str(check), evidence="measured after everything was put back")
+        _must_hold(check)
     return found
+
+
+def _must_hold(check: Check) -> None:
+    if check.verdict is Verdict.FAILED:
+        raise CheckFailed(str(check), evidence="measured after everything was put back")
 
 
 def _own_part(extra: dict[str, Any], entry: Entry) -> dict[str, Any]:

@@ -69,6 +69,26 @@ def forked() -> Iterator[None]:
         restore(before)
 
 
+def label(step: int, rank: int, world: int) -> dict[str, Any]:
+    """Whose generators these are, and what they would give next; kept beside a captured state."""
+    return {"step": step, "rank": rank, "world": world, "next": upcoming()}
+
+
+def upcoming() -> dict[str, Any]:
+    """The next number of each generator, without drawing it: what proves that a state which was put back is in force."""
+    with forked():
+        found: dict[str, Any] = {
+            "python": random.random(),  # noqa: S311
+            "numpy": float(np.random.random()),
+            "torch": float(torch.rand((), dtype=torch.float64)),
+        }
+        if _cuda_in_use():
+            found["cuda"] = [
+                float(torch.rand((), dtype=torch.float64, device=f"cuda:{at}")) for at in range(torch.cuda.device_count())
+            ]
+        return found
+
+
 def _cuda_in_use() -> bool:
     return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 

@@ -20,6 +20,7 @@ from slurm_resilience.training.keeping import Keeping
 from slurm_resilience.training.metrics import MetricsFile
 from slurm_resilience.training.own_time import OwnTime
 from slurm_resilience.training.probe import Probe
+from slurm_resilience.training.proving import Proving
 from slurm_resilience.training.resume import Resumed, Resumer, place
 from slurm_resilience.training.saving import Saver
 from slurm_resilience.training.scaled import ScaledRate
@@ -27,13 +28,12 @@ from slurm_resilience.training.sections import section
 from slurm_resilience.training.signals import SignalFlags
 from slurm_resilience.training.state import Registry
 from slurm_resilience.training.steps import Stepper
-from slurm_resilience.training.verify import CheckFn
 from slurm_resilience.training.weighing import Weighing
 
 log = logging.getLogger(__name__)
 
 
-class Run(Weighing, Keeping):
+class Run(Weighing, Keeping, Proving):
     """One rank's hold on a resilient run.
 
     Under ``slurm-resilience run`` the run's folder, attempt and configuration come from the agent; without one (plain python
@@ -50,7 +50,6 @@ class Run(Weighing, Keeping):
         self._registry = Registry()
         self._batches: dict[str, data.Source] = {}
         self._probe: Probe | None = None
-        self._checks: list[CheckFn] = []
         self._saver: Saver | None = None
         self._stepper: Stepper | None = None
         self._resumed: Resumed | None = None
@@ -188,10 +187,6 @@ class Run(Weighing, Keeping):
         if self._saver is not None:
             self._saver.probe = self._probe
 
-    def verify_with(self, check: CheckFn) -> None:
-        """A check of one's own after loading; all ranks call it alike, and it yields ``Check`` values."""
-        self._checks.append(check)
-
     def resume(self) -> int:
         """Restore everything from the newest checkpoint that can be trusted; the step to go on from, 0 for a fresh start.
 
@@ -218,10 +213,13 @@ class Run(Weighing, Keeping):
         self._open()
         store = self._open_store()
         by = f"attempt {self._attempt} of {self._run_id}, {self.world_size} ranks"
+        own = self._read_own_log()
         resumer = Resumer(world=self._world, registry=self._registry, link=self._link, store=store, seed=self.seed, by=by)
         resumer.batches, resumer.probe, resumer.extra_checks = self._batches, self._probe, tuple(self._checks)
         resumer.excused = frozenset(self.plan.get("excused_attempts", ()))
         resumer.copies = self._local_copies()
+        resumer.own, resumer.limits, resumer.logged = own, self._settings.verify, self._taken
+        resumer.recompute = self._recompute if self._settings.verify.next_batch else None
         self._resumed = resumer.resume()
         saver = Saver(
             world=self._world,
@@ -233,7 +231,8 @@ class Run(Weighing, Keeping):
             background=self._settings.background,
             copies=resumer.copies,
         )
-        saver.batches, saver.probe = self._batches, self._probe
+        saver.batches, saver.probe, saver.run_id = self._batches, self._probe, self._run_id
+        metrics = MetricsFile(self._folder) if self.rank == 0 else None
         step = 0
         if self._resumed is None:
             # What cannot be kept should be known before the first step, not at the first save.
@@ -242,7 +241,9 @@ class Run(Weighing, Keeping):
         else:
             step = saver.begun_step = self._resumed.step
             saver.saved_step = step if self._resumed.tier == "shared" else None
+            saver.track.load(self._resumed.saved.get("history") or ())
             self._say_resumed(self._resumed)
+            self._write_resume_down(self._resumed, own, metrics)
         self._saver = saver
         self._own_time = OwnTime(self._link, self._world)
         self._own_time.install(self._registry.models.values(), self._registry.optimizers.values())
@@ -253,12 +254,15 @@ class Run(Weighing, Keeping):
             link=self._link,
             saver=saver,
             own_time=self._own_time,
-            metrics=MetricsFile(self._folder) if self.rank == 0 else None,
+            metrics=metrics,
             settings=self._settings,
             flags=self._flags,
             obey_signals=not self.supervised,
         )
         self._stepper.batches = self._batches
+        self._stepper.before_step = self._let_ranks_check_each_other()
+        if self._resumed is not None and self._settings.verify.first_steps:
+            self._stepper.first_steps = self._watch_first_steps(self._resumed, store, saver, metrics, by)
         self._scaled_rate = ScaledRate.of_plan(self.plan, self.keep_accumulation)
         if self._scaled_rate is not None:
             self._scaled_rate.drive(self._registry.optimizers)

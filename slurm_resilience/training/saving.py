@@ -20,7 +20,7 @@ from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError, Fenced
 from slurm_resilience.progress.sections import LEARNED, Phase
-from slurm_resilience.training import rng
+from slurm_resilience.training import rng, witness
 from slurm_resilience.training.data import Source
 from slurm_resilience.training.link import Link
 from slurm_resilience.training.local import LocalCopies
@@ -28,6 +28,7 @@ from slurm_resilience.training.optimizer import learning_rates
 from slurm_resilience.training.pace import Pace
 from slurm_resilience.training.probe import Probe
 from slurm_resilience.training.state import Registry, Snapshot
+from slurm_resilience.training.track import Track
 from slurm_resilience.training.verify import last_lr
 from slurm_resilience.training.world import World
 
@@ -69,6 +70,8 @@ class Saver:
         self.pace = pace
         self.batches: dict[str, Source] = {}
         self.probe: Probe | None = None
+        self.track = Track()
+        self.run_id = ""
         self.begun_step: int | None = None
         self.saved_step: int | None = None
 
@@ -102,7 +105,7 @@ class Saver:
                 step=step,
                 metrics=self._kept_metrics(metrics),
                 extra={"training": snapshot.plain},
-                per_rank={"rng": rng.capture()},
+                per_rank={"rng": rng.capture(), "rng_of": rng.label(step, self._world.rank, self._world.size)},
                 mesh=self._mesh,
                 behind=behind,
                 told=self._tell,
@@ -154,6 +157,7 @@ class Saver:
         taken = self._registry.capture()
         if self.probe is not None and probe:
             measured = {"loss": self.probe.measure(self._registry.models.values()), "batch": len(self.probe.batch)}
+            measured["low_precision"] = self.probe.low_precision
             taken.tensors.update({f"probe/{place}": one for place, one in enumerate(self.probe.batch)})
         taken.plain.update(
             v=FORMAT_VERSION,
@@ -161,6 +165,8 @@ class Saver:
             data={name: batches.state(step) for name, batches in self.batches.items()},
             lr={label: learning_rates(one) for label, one in self._registry.optimizers.items()},
             last_lr={label: last_lr(one) for label, one in self._registry.schedulers.items()},
+            history=self.track.to_json(),
+            witness=witness.say(self._registry, self.batches, step=step, run_id=self.run_id, attempt=self._store.attempt or 0),
             probe=measured
             if measured is None or math.isfinite(measured["loss"])
             else {**measured, "loss": str(measured["loss"])},
@@ -216,6 +222,11 @@ class Saver:
         """The shared checkpoint is as new as any copy: give the node its memory back."""
         if self._copies is not None:
             self._copies.drop()
+
+    def give_up(self) -> None:
+        """Nothing is under way any more, and no copy is left in any node's memory.  All ranks must come."""
+        self.settle()
+        self.drop_copies()
 
     # -- the last one before the end ----------------------------------------------------------------------------
 

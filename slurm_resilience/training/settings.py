@@ -12,8 +12,9 @@ from typing import Any, Literal
 
 from slurm_resilience.checkpoint.retention import Retention
 from slurm_resilience.errors import ConfigError, nearest
+from slurm_resilience.training.verifying import Verifying
 
-_KEYS = ("seed", "global_batch", "micro_batch", "checkpoint")
+_KEYS = ("seed", "global_batch", "micro_batch", "checkpoint", "verify")
 _CHECKPOINT_KEYS = (
     "every_steps", "every_min", "auto_bounds_min", "keep_last", "keep_every_steps", "keep_every_hours", "keep_best",
     "keep_best_is", "dir", "background", "local_every_steps", "local_dir", "trusted_group",
@@ -33,6 +34,7 @@ class Settings:
     auto_bounds_min: tuple[float, float] = (0.5, 60.0)
     retention: Retention = field(default_factory=Retention)
     checkpoint_dir: str | None = None
+    verify: Verifying = field(default_factory=Verifying)
     background: bool = True
     local_every_steps: int | None = None
     local_dir: str | None = None
@@ -78,6 +80,7 @@ def settle(script: Mapping[str, Any], submitted: Mapping[str, Any] | None) -> Se
             best_is=cadence.get("keep_best_is", default.retention.best_is),
         ),
         checkpoint_dir=cadence.get("dir"),
+        verify=Verifying.of({**dict(planned.get("verify") or {}), **dict(mine.get("verify") or {})}),
         background=cadence.get("background", default.background),
         local_every_steps=cadence.get("local_every_steps"),
         local_dir=cadence.get("local_dir"),

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from slurm_resilience.checkpoint.entry import Entry
@@ -16,6 +16,7 @@ from slurm_resilience.errors import CheckpointError, ConfigError
 from slurm_resilience.progress.page import Phase
 from slurm_resilience.training.agreement import Agreement, Wish
 from slurm_resilience.training.data import Source
+from slurm_resilience.training.first_steps import FirstSteps
 from slurm_resilience.training.link import Link
 from slurm_resilience.training.metrics import MetricsFile
 from slurm_resilience.training.own_time import OwnTime
@@ -52,6 +53,8 @@ class Stepper:
         self.stopping = False
         self.outcome = ""
         self.batches: dict[str, Source] = {}
+        self.first_steps: FirstSteps | None = None
+        self.before_step: Callable[[int], None] | None = None
         self._attempt = attempt
         self._world = world
         self._link = link
@@ -98,6 +101,8 @@ class Stepper:
             self._compiling.look()
             self._link.enter(Phase.STEP)
             self._inside, self._updated = True, False
+            if self.before_step is not None:
+                self.before_step(self.step)
             try:
                 yield self.step
             finally:
@@ -249,8 +254,15 @@ class Stepper:
         if self._first:
             self._first = False
             self._link.send("first_step", step=step, loss=said.get("loss"))
-        if self._world.rank != 0:
-            return
+        self._saver.track.add(step, said)
+        if self._world.rank == 0:
+            self._tell_and_append(step, said)
+        if self.first_steps is not None:
+            self.first_steps.after(step, said)
+            if self.first_steps.over:
+                self.first_steps = None
+
+    def _tell_and_append(self, step: int, said: dict[str, Any]) -> None:
         now = time.time()
         self._append({"step": step, "attempt": self._attempt, "world": self._world.size, "t": round(now, 3), **said})
         if said and time.monotonic() - self._last_report_s >= REPORT_EVERY_S:

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 
 from slurm_resilience.training import optimizer as optimizers
+from slurm_resilience.training import witness
+from slurm_resilience.training.data import Source
 from slurm_resilience.training.probe import Probe
 from slurm_resilience.training.state import Registry
-
-# The probe's forward pass repeats the same kernels on the same numbers, so on the same world the loss is the same but for the
-# choice of kernels by memory alignment.  On another one, sums of shards may be taken in another order.  Source: DESIGN
-# promise "1e-5 fp32"; a wrong weight moves the loss by far more than either.
-SAME_WORLD_REL = 1e-6
-OTHER_WORLD_REL = 1e-4
+from slurm_resilience.training.verifying import Verifying
 
 
 class Verdict(str, enum.Enum):
@@ -54,6 +51,16 @@ class Check:
 
 
 @dataclass(frozen=True)
+class OwnRun:
+    """Who resumes.  ``relatives``: runs whose checkpoints this one has begun from; ``trained``: its log has steps already."""
+
+    run_id: str
+    attempt: int
+    relatives: frozenset[str] = frozenset()
+    trained: bool = False
+
+
+@dataclass(frozen=True)
 class Restored:
     """What a check may look at: the objects as they are now, and what the checkpoint and its entry say they should be."""
 
@@ -64,6 +71,11 @@ class Restored:
     world: int
     probe: Probe | None
     probe_batch: tuple[torch.Tensor, ...]
+    entry_name: str = ""
+    entry_attempt: int = 0
+    run: OwnRun | None = None
+    batches: Mapping[str, Source] = field(default_factory=dict)
+    limits: Verifying = field(default_factory=Verifying)
 
 
 CheckFn = Callable[[Restored], Iterator[Check]]
@@ -81,8 +93,60 @@ def close(name: str, expected: float, measured: float, tolerance: float) -> Chec
     return Check(name, expected, measured, tolerance, Verdict.PASSED if fine else Verdict.FAILED)
 
 
+def unsure(name: str, expected: Any, measured: Any) -> Check:
+    """A check that can tell neither way."""
+    return Check(name, expected, measured, None, Verdict.INCONCLUSIVE)
+
+
 def _step(restored: Restored) -> Iterator[Check]:
     yield equal("step", restored.entry_step, restored.saved["counters"]["step"])
+    named = witness.named(restored.entry_name)
+    if named is not None:
+        yield equal("step of its name", named[0], restored.entry_step)
+    history = restored.saved.get("history")
+    if history:
+        yield equal("step that its history ends at", int(history[-1][0]), restored.entry_step)
+    said = restored.saved.get("witness")
+    if said is not None:
+        yield equal("step of its second account", said["step"], restored.entry_step)
+
+
+def _whose(restored: Restored) -> Iterator[Check]:
+    """It is this run's own state, of an attempt that has been; or, where the run has not trained yet, one to begin from."""
+    run, said = restored.run, restored.saved.get("witness")
+    if run is None or said is None:
+        return
+    if said["run"] not in run.relatives | {run.run_id}:
+        check = equal if run.trained else unsure
+        yield check("run", run.run_id, said["run"])
+        return
+    yield equal("attempt", said["attempt"], restored.entry_attempt)
+    named = witness.named(restored.entry_name)
+    if named is not None:
+        yield equal("attempt of its name", named[1], restored.entry_attempt)
+    if said["run"] == run.run_id and restored.entry_attempt > run.attempt:
+        yield Check("attempt", f"at most {run.attempt}, which is this one", restored.entry_attempt, None, Verdict.FAILED)
+
+
+def _second_account(restored: Restored) -> Iterator[Check]:
+    """Groups, counts of updates, counts of schedulers and the place in the data are those that were noted beside the state."""
+    said = restored.saved.get("witness")
+    if said is None:
+        return
+    for what, then, now in witness.disagreements(said, restored.registry, restored.batches):
+        yield equal(what, then, now)
+    for label, thing in restored.registry.schedulers.items():
+        noted = said["schedules"].get(label, {})
+        real = witness.rates(thing)
+        if noted.get("is_rate"):
+            yield equal(f"learning rate that {label} answers for", real, last_lr(thing))
+        rule = witness.formula(thing) if noted.get("is_formula") else None
+        if rule is not None:
+            # A lambda is not in the checkpoint: it is the user's to change, when a run is made longer for example.
+            own = isinstance(thing, torch.optim.lr_scheduler.LambdaLR)
+            fits = witness.alike(rule, real)
+            verdict = Verdict.PASSED if fits else Verdict.INCONCLUSIVE if own else Verdict.FAILED
+            yield Check(f"learning rate by the formula of {label}", rule, real, witness.FORMULA_REL, verdict)
 
 
 def _data(restored: Restored) -> Iterator[Check]:
@@ -92,9 +156,9 @@ def _data(restored: Restored) -> Iterator[Check]:
 
 
 def _learning_rate(restored: Restored) -> Iterator[Check]:
-    """The groups hold what they held when saved, and so does the scheduler's own answer."""
+    """The groups hold what they held when saved, whatever their order, and so does the scheduler's own answer."""
     for label, one in restored.registry.optimizers.items():
-        yield equal(f"learning rate of {label}", restored.saved["lr"][label], optimizers.learning_rates(one))
+        yield equal(f"learning rate of {label}", sorted(restored.saved["lr"][label]), sorted(optimizers.learning_rates(one)))
     for label, thing in restored.registry.schedulers.items():
         yield equal(f"last learning rate of {label}", restored.saved["last_lr"][label], last_lr(thing))
 
@@ -116,7 +180,10 @@ def _probe(restored: Restored) -> Iterator[Check]:
     measured = restored.probe.measure(restored.registry.models.values(), restored.probe_batch)
     tolerance = restored.probe.tolerance
     if tolerance is None:
-        tolerance = SAME_WORLD_REL if restored.world == restored.entry_world else OTHER_WORLD_REL
+        tolerance = restored.limits.probe_same_world
+        if restored.world != restored.entry_world:
+            low = bool(recorded.get("low_precision")) or restored.probe.low_precision
+            tolerance = restored.limits.probe_low_precision if low else restored.limits.probe_other_world
     expected = float(recorded["loss"])
     if not math.isfinite(expected):
         yield Check("probe loss", expected, measured, tolerance, Verdict.FAILED)
@@ -126,7 +193,7 @@ def _probe(restored: Restored) -> Iterator[Check]:
 
 def _own(restored: Restored) -> Iterator[Check]:
     """What each rank answers without the others, in one go."""
-    for ask in (_step, _data, _learning_rate, _finite):
+    for ask in (_step, _whose, _data, _learning_rate, _second_account, _finite):
         yield from ask(restored)
 
 
