@@ -75,6 +75,18 @@ def test_replaying_the_file_gives_the_history_that_wrote_it(tmp_path: Any) -> No
     assert live.restart == 3
 
 
+def test_an_attempt_goes_back_when_it_condemns_what_it_had_resumed_from() -> None:
+    started, resumed, gone = (
+        ("attempt_started", {"plan": {}}),
+        ("resumed", {"step": 4}),
+        ("checkpoint_quarantined", {"step": 4}),
+    )
+    assert replay(started, resumed, gone, fault("bad_checkpoint")).goes_back
+    assert not replay(started, gone, fault("bad_checkpoint")).goes_back  # none was left that could be resumed from
+    assert not replay(started, gone, resumed).goes_back
+    assert not replay(started, resumed, gone, started).goes_back
+
+
 def test_an_attempt_that_something_outside_ended_is_excused() -> None:
     def excused(*events: tuple[str, dict[str, Any]]) -> list[int]:
         return replay(*events).excused

@@ -149,3 +149,11 @@ def test_a_bad_checkpoint_is_tried_again_only_where_somebody_asked_for_it() -> N
     over = decide(faults(Cause.BAD_CHECKPOINT), situation, config())
     assert (over.action, over.exit_code) == ("stop", ExitCode.BAD_CHECKPOINT)
     assert decide(faults(Cause.BAD_CHECKPOINT), situation, config(budgets={"bad_checkpoint": 1})).action == "launch"
+
+
+def test_first_steps_that_condemn_their_checkpoint_are_tried_again_from_an_older_one_and_not_for_ever() -> None:
+    situation = at_rest("n1 n2 n3 n4", fault=Cause.BAD_CHECKPOINT, idle_s=60.0)
+    for times, action in ((1, "launch"), (2, "launch"), (3, "stop")):
+        history = faults(*[Cause.BAD_CHECKPOINT] * times)
+        history.goes_back = True
+        assert decide(history, situation, config()).action == action
