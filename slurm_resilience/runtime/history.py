@@ -36,21 +36,20 @@ class History:
 
     ``excused``: attempts that something outside their ranks ended; a checkpoint that they were loading is not to blame.
     ``mesh``: that of the last attempt, over all allocations; None before the first.
-    ``goes_back``: the last attempt condemned the checkpoint that it had resumed from, so the next takes an older one.
     """
 
     best_step: int = -1
     progress: int = 0
     faults: list[Fault] = field(default_factory=list)
     excused: list[int] = field(default_factory=list)
+    goes_back: bool = False  # the last attempt condemned the checkpoint that it had resumed from: the next takes an older one
+    _resumed: bool = False
     supervisor_restarts: int = 0
     job_id: str = ""
     restart: int = -1
     failed: bool = False
     open_attempt: Mapping[str, Any] | None = None
     mesh: Mapping[str, int] | None = None
-    goes_back: bool = False
-    _resumed: bool = False
 
     @classmethod
     def replay(cls, events: Iterable[Mapping[str, Any]]) -> History:

@@ -148,7 +148,7 @@ def test_the_only_checkpoint_is_not_condemned_for_a_loss_that_differs(tmp_path: 
 
 
 def test_who_reports_nothing_is_told_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    go(tmp_path, 100, report=False, until=5)
+    go(tmp_path, 100, report=False, until=6)
     go(tmp_path, 30, report=False)
     (checked,) = told(tmp_path, "first_steps_checked")
     assert (checked["verdict"], checked["reasons"]) == ("inconclusive", ["loss was not reported", "grad_norm was not reported"])
