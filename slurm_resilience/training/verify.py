@@ -22,6 +22,8 @@ from slurm_resilience.training.probe import Probe
 from slurm_resilience.training.state import Registry
 from slurm_resilience.training.verifying import Verifying
 
+PIECE = 1 << 20  # elements that are looked at together
+
 
 class Verdict(str, enum.Enum):
     PASSED = "passed"
@@ -208,5 +210,16 @@ def last_lr(scheduler: Any) -> list[float]:
 def _is_finite(value: Any) -> bool:
     if not isinstance(value, torch.Tensor):
         return not isinstance(value, float) or math.isfinite(value)
-    local = value.to_local() if isinstance(value, DTensor) else value
-    return not local.is_floating_point() or bool(torch.isfinite(local.detach()).all())
+    local = (value.to_local() if isinstance(value, DTensor) else value).detach()
+    return not local.is_floating_point() or all(bool(torch.isfinite(piece).all()) for piece in _pieces(local))
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Views of a tensor, none much larger than PIECE: looking at all of a large one at once needs twice its memory."""
+    if tensor.numel() <= PIECE or not tensor.dim():
+        yield tensor
+    elif tensor.is_contiguous():
+        yield from tensor.view(-1).split(PIECE)
+    else:
+        for row in tensor.unbind():
+            yield from _pieces(row)

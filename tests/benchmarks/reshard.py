@@ -97,6 +97,7 @@ class Loads:
         self.plain = Path(base) / "plain"
         dcp.save(self.expected, checkpoint_id=self.plain, process_group=self.group)
         self.times: dict[str, list[float]] = defaultdict(list)
+        self.extra: dict[str, int] = defaultdict(int)
         self.bytes_read = 0
 
     def ours(self) -> None:
@@ -128,9 +129,12 @@ class Loads:
         for value in self.target["state"].values():
             value.to_local().fill_(math.nan)
         dist.barrier()
+        before = memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the highest so far is what there is now
         clock = record.Clock()
         work()
         took = torch.tensor([clock.read()], dtype=torch.float64)
+        self.extra[name] = max(self.extra[name], memory("VmHWM") - before)
         dist.all_reduce(took, op=dist.ReduceOp.MAX)
         self.times[name].append(float(took))
         for key, value in self.target["state"].items():
@@ -149,12 +153,23 @@ def load_main(rank: int, args: Any, base: str) -> None:
         loads.turn(number)
     read = torch.tensor([loads.bytes_read])
     dist.all_reduce(read)
+    names = sorted(loads.extra)
+    extra = torch.tensor([loads.extra[name] for name in names])
+    dist.all_reduce(extra, op=dist.ReduceOp.MAX)
     if rank == 0:
-        report(loads, args, int(read))
+        report(loads, args, int(read), dict(zip(names, extra.tolist(), strict=True)))
     dist.destroy_process_group()
 
 
-def report(loads: Loads, args: Any, bytes_read: int) -> None:
+def memory(word: str) -> int:
+    """Bytes that the kernel counts for this process: VmRSS now, VmHWM at the highest since it was reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{word}:"))
+
+
+def report(loads: Loads, args: Any, bytes_read: int, extra: dict[str, int]) -> None:
+    from slurm_resilience.checkpoint.dcp.read import BLOCK_BYTES
+
     times = dict(sorted(loads.times.items()))
     figures: dict[str, Any] = {f"{name}_s": record.median(values) for name, values in times.items()}
     figures["bytes"] = loads.entry.bytes
@@ -172,6 +187,12 @@ def report(loads: Loads, args: Any, bytes_read: int) -> None:
             "reshard_load_over_dcp_load": figures["reshard_load_s"] / figures["dcp_load_s"],
             "dcp_reshard_load_over_dcp_load": figures["dcp_reshard_load_s"] / figures["dcp_load_s"],
             "at_most": MOST,
+        },
+        # Beyond the tensors that are filled, which are there before; the highest of all ranks and turns.
+        memory={
+            "shard_bytes": sum(value.to_local().nbytes for value in loads.target["state"].values()),
+            "extra_bytes": extra,
+            "block_bytes": BLOCK_BYTES,
         },
     )
 

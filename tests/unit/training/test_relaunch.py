@@ -23,7 +23,7 @@ from tests.faults import cast
 GPT = Path(__file__).resolve().parents[3] / "examples" / "gpt" / "train.py"
 STEPS = 200
 WORLDS = ((4, 53), (3, 101), (2, 148), (4, None))  # nodes, and the step from which on everything is killed
-DEADLINE_S = 240.0
+DEADLINE_S = 900.0
 
 
 def environment() -> dict[str, str]:
@@ -73,7 +73,7 @@ def relaunch(run_dir: Path, nodes: int, kill_from: int | None, batch: tuple[int,
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize(("global_batch", "micro_batch"), [(48, 4), (46, 4)], ids=["divides", "divides_by_nothing"])
 def test_four_three_two_four_nodes_draw_the_curve_of_one_process(
     tmp_path: Path, global_batch: int, micro_batch: int, record_property: Any

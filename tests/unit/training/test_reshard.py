@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from slurm_resilience.checkpoint.digest import CHUNK_BYTES
+
 from . import programs
 from .worlds import run_world
 
@@ -58,3 +60,25 @@ def test_odd_sizes_tied_and_frozen_weights_buffers_averages_and_two_optimizers(
         assert "model norm.running_mean" in saved
         assert all(saved[key] != changed[key] for key in moments if changed), "nothing was trained"
         assert saved["model frozen.weight"] == changed.get("model frozen.weight", saved["model frozen.weight"])
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((4, "fsdp"), (3, "fsdp")),
+        pytest.param((4, "tp_fsdp"), (3, "fsdp"), marks=pytest.mark.long),
+        pytest.param((3, "fsdp"), (4, "tp_fsdp"), marks=pytest.mark.long),
+        pytest.param((4, "hsdp"), (2, "tp"), marks=pytest.mark.long),
+    ],
+    ids=["fsdp4-fsdp3", "tp_fsdp4-fsdp3", "fsdp3-tp_fsdp4", "hsdp4-tp2"],
+)
+def test_loading_needs_the_new_shard_and_a_bounded_buffer(
+    tmp_path: Path, before: tuple[int, str], after: tuple[int, str]
+) -> None:
+    """54 MiB of parameters that are there already, and twice as much of moments that are new; no copy of either."""
+    block = CHUNK_BYTES
+    run_world(before[0], programs.load_memory, before[1], 1, block, run_dir=tmp_path)
+    for rank in run_world(after[0], programs.load_memory, after[1], 1, block, run_dir=tmp_path, attempt=2):
+        assert rank["moments"] > 25 << 20
+        assert rank["peak"] >= rank["moments"] * 0.9, "nothing was loaded, or not measured"
+        assert rank["peak"] - rank["moments"] <= 4 * block, "as if a shard were held twice"
