@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import textwrap
 import time
@@ -18,6 +19,7 @@ import pytest
 from slurm_resilience.hooks import ledger, nodes
 from slurm_resilience.hooks.admin import configuration, install
 from slurm_resilience.hooks.admin.entries import KINDS, Places
+from slurm_resilience.runtime.hint_writer import PLACE
 from slurm_resilience.sandbox import Sandbox
 from tests.slurm.conftest import _own_name
 
@@ -136,8 +138,6 @@ class Site:
 
     def say(self, *argv: str) -> subprocess.CompletedProcess[str]:
         """Our own command line, as root on the control host."""
-        import sys
-
         paths = ["--config", str(self.places.config), "--state", str(self.places.state)]
         line = [sys.executable, "-m", "slurm_resilience", *argv, *paths]
         return self.sandbox.exec(line, root=True, host="ctl", cwd="/")
@@ -519,6 +519,11 @@ def test_a_drain_set_while_the_node_reboots_holds_after_it(site: Site) -> None:
 # --- what jobs say ---
 
 
+def verdict(site: Site, name: str) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads((site.places.state / name / "verdict.json").read_text())["checks"]
+    return told
+
+
 def test_a_hint_of_a_job_makes_root_look_deeper_and_drains_nothing(site: Site) -> None:
     site.configure(contexts="epilog")
     box = site.root / "hints"
@@ -528,8 +533,33 @@ def test_a_hint_of_a_job_makes_root_look_deeper_and_drains_nothing(site: Site) -
     assert site.sandbox.exec(["ls", f"{box}/n1"], host="n1").returncode != 0, "nobody reads what others say"
     site.look("n1")
     assert [(entry["cause"], entry["hinted_job"]) for entry in site.records("n1", "hint")] == [("rank_crash", 7)]
-    told = json.loads((site.places.state / "n1" / "verdict.json").read_text())["checks"]
-    assert "site_flag" in told, "a check that is the epilog's was made too"
+    assert "site_flag" in verdict(site, "n1"), "a check that is the epilog's was made too"
+    assert site.drained() == []
+
+
+def test_a_run_tells_the_node_on_which_a_rank_died_and_root_looks_there(site: Site) -> None:
+    """From the supervisor over the agent of that node into root's box, its deeper look and the node's ledger."""
+    site.configure(contexts="epilog")
+    for name in ("n1", "n2"):
+        site.look(name)
+        assert "site_flag" not in verdict(site, name), "an ordinary look leaves the epilog's check out"
+    shared = site.root / "shared"
+    job = site.submit(
+        f"""
+        export {PLACE}={site.root}/hints
+        {sys.executable} -m slurm_resilience run --cold --nodes 2 --run-dir {shared}/run -- bash -c \\
+            'if [ "$RANK" = 1 ] && mkdir {shared}/died 2>/dev/null; then sleep 2; kill -9 $$; fi; sleep 4'
+        """,
+        "-N2", "-w", "n1,n2",
+    )  # fmt: skip
+    site.wait(job, "COMPLETED", within=180)
+    told = {}
+    for name in ("n1", "n2"):
+        site.look(name)
+        told[name] = [(entry["cause"], entry["hinted_job"], entry["uid"] > 0) for entry in site.records(name, "hint")]
+    crashed = [name for name in told if told[name]]
+    assert [told[name] for name in crashed] == [[("rank_crash", int(job), True)]]
+    assert "site_flag" in verdict(site, crashed[0])
     assert site.drained() == []
 
 
