@@ -259,7 +259,7 @@ class Run(Weighing, Keeping, Proving):
             flags=self._flags,
             obey_signals=not self.supervised,
         )
-        self._stepper.batches = self._batches
+        self._stepper.batches, self._stepper.track = self._batches, saver.track
         self._stepper.before_step = self._let_ranks_check_each_other()
         if self._resumed is not None and self._settings.verify.first_steps:
             self._stepper.first_steps = self._watch_first_steps(self._resumed, store, saver, metrics, by)

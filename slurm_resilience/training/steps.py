@@ -25,6 +25,7 @@ from slurm_resilience.training.saving import Saver
 from slurm_resilience.training.sections import CompileWatch
 from slurm_resilience.training.settings import Settings
 from slurm_resilience.training.signals import SignalFlags
+from slurm_resilience.training.track import Track
 from slurm_resilience.training.world import World
 
 REPORT_EVERY_S = 0.2
@@ -54,6 +55,7 @@ class Stepper:
         self.outcome = ""
         self.batches: dict[str, Source] = {}
         self.first_steps: FirstSteps | None = None
+        self.track = Track()
         self.before_step: Callable[[int], None] | None = None
         self._attempt = attempt
         self._world = world
@@ -254,7 +256,7 @@ class Stepper:
         if self._first:
             self._first = False
             self._link.send("first_step", step=step, loss=said.get("loss"))
-        self._saver.track.add(step, said)
+        self.track.add(step, said)
         if self._world.rank == 0:
             self._tell_and_append(step, said)
         if self.first_steps is not None:
