@@ -111,8 +111,26 @@ class LimitsConfig(_Section):
     handshake_s: float = Field(default=120.0, gt=0, description="longest wait for agents at the start of an allocation")
     stop_grace_s: float = Field(default=60.0, gt=0, description="longest wait for ranks to save and end on a warning")
     orphan_s: float = Field(default=60.0, gt=0, description="an agent without any supervisor ends itself")
-    init_s: float = Field(default=600.0, gt=0, description="longest silence of a rank that has reported, before its first step")
-    step_s: float = Field(default=300.0, gt=0, description="longest silence of a rank between steps")
+    init_s: float = Field(
+        default=600.0, gt=0, description="longest silence of a rank before its first steps, and in a section not seen yet"
+    )
+    step_s: float | None = Field(
+        default=None, gt=0, description="longest silence between steps; default: learned from the steps seen, 300 s before that"
+    )
+    learn: bool = Field(
+        default=True, description="take limits from what was seen; else init_s and step_s (300 s) hold throughout"
+    )
+    factor: float = Field(default=5.0, ge=1.5, description="a learned limit is so many times the longest silence seen")
+    floor_s: float = Field(default=8.0, gt=0, description="a learned limit between steps is never below this")
+    section_floor_s: float = Field(
+        default=120.0, gt=0, description="nor that of anything else (checkpoints, evaluations, …): file systems have bad days"
+    )
+    quiet_s: float = Field(
+        default=900.0, gt=0, description="a rank that never called its Run is quiet after so long without CPU, I/O and output"
+    )
+    kill_quiet: bool = Field(
+        default=True, description="when all ranks of an attempt are quiet, that is a hang; else an event only"
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> LimitsConfig:

@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "requeue": ("slurm_resilience.cli.requeue", "give a job other nodes now: it saves, and starts again in seconds"),
     "watch": ("slurm_resilience.cli.watch", "get requeued jobs started in seconds, and free those that are stuck"),
     "events": ("slurm_resilience.cli.events", "the facts and incidents of a run"),
+    "explain": ("slurm_resilience.cli.explain", "one page for each incident: what, where, why, what was done about it"),
     "report": ("slurm_resilience.cli.report", "one page about a run: timeline, loss, incidents, where the time went"),
     "checkpoints": ("slurm_resilience.cli.checkpoints", "list, check, repair and pin checkpoints"),
     "plan": ("slurm_resilience.cli.plan", "meshes, checkpoint intervals and effective training time, before you submit"),

@@ -179,6 +179,25 @@ class Narrator:
         left = float(event["deadline"]) - float(event["t"])
         return f"why: {event['cause']} ({event.get('detail')}); {max(0.0, left):.0f} s left"
 
+    def _straggler_found(self, event: Mapping[str, Any]) -> str:
+        whole = ", as is its whole node" if event.get("whole_node") else ""
+        return (
+            f"rank {event['rank']} on {event['node']} is slow: a step costs it {event['own_s']:.3g} s by itself, "
+            f"the others {event['others_s']:.3g} s{whole}"
+        )
+
+    def _straggler_recovered(self, event: Mapping[str, Any]) -> str:
+        return f"rank {event['rank']} on {event['node']} is as fast as the others again"
+
+    def _watched_from_outside(self, event: Mapping[str, Any]) -> str:
+        return (
+            "no rank uses a Run: less is known of them, only exits, CPU, reading and writing are watched; "
+            f"a hang is one when all are quiet for {event['quiet_limit_s']:g} s"
+        )
+
+    def _rank_quiet(self, event: Mapping[str, Any]) -> str:
+        return f"rank {event['rank']} on {event['node']} has shown no sign of life for {event['quiet_s']:.0f} s"
+
     def _stop_deadline_passed(self, event: Mapping[str, Any]) -> str:
         ended, world = event["ended"], event["world"]
         said = f", {event['saved']} of {world} had saved and said so" if isinstance(event.get("saved"), int) else ""

@@ -41,6 +41,22 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
     "launched_cold": Meaning("A node's ranks were not forked but started anew.", ("node", "reason")),
     "ranks_launched": Meaning("Every node has started its ranks.", ("world", "warm", "seconds", "pids")),
     "rank_exited_early": Meaning("A rank ended with code 0 before its work was done.", ("node", "rank", "step")),
+    "limits_set": Meaning(
+        "How many seconds each kind of work may be silent from now on, learned from the longest silences seen; '(start)' is "
+        "for what has not been seen often enough.",
+        ("limits", "seen", "world"),
+    ),
+    "straggler_found": Meaning(
+        "A rank is steadily slower than the middle of the others, in what a step costs it by itself.",
+        ("node", "rank", "own_s", "others_s", "times", "whole_node"),
+    ),
+    "straggler_recovered": Meaning(
+        "A rank that was slower is so no more.", ("node", "rank", "own_s", "others_s", "times", "whole_node")
+    ),
+    "watched_from_outside": Meaning(
+        "No rank says how far it is: only exits, CPU, reading and writing are watched.", ("ranks", "quiet_limit_s")
+    ),
+    "rank_quiet": Meaning("A rank that never said a word shows no life from outside either.", ("node", "rank", "quiet_s")),
     "stop_deadline_passed": Meaning("Ranks did not end in the time that they had.", ("ended", "saved", "world")),
     "attempt_stopped": Meaning(
         "Nothing of the attempt is alive on the nodes that can be reached.",

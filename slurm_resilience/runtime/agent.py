@@ -18,6 +18,7 @@ from slurm_resilience._atomic import read_json
 from slurm_resilience._clock import boot_id
 from slurm_resilience.errors import ConfigError, ExitCode, ResilienceError
 from slurm_resilience.progress.facts import FactReceiver
+from slurm_resilience.runtime.blind import Blind
 from slurm_resilience.runtime.deadman import DeadMan
 from slurm_resilience.runtime.guardian import guard, kill_all
 from slurm_resilience.runtime.hint_writer import leave_hint
@@ -32,6 +33,7 @@ from slurm_resilience.runtime.messages import (
     Message,
     Quit,
     Refused,
+    Seen,
     Warm,
     Warned,
 )
@@ -43,6 +45,7 @@ from slurm_resilience.runtime.workplace import Workplace
 
 _LAST_WORDS_S = 1.0
 _STUCK_FORK_S = 2.0
+_SEEN_EVERY_S = 3.0
 
 
 class Agent:
@@ -70,7 +73,8 @@ class Agent:
             self._loop, run_dir, node, run, self._folder, identity=self._identity, job=lambda: self._uplink.job,
             tell=self._uplink.tell, warmth=self._warmth_changed, say=self._say,
         )  # fmt: skip
-        self._beat_at = 0.0
+        self._beat_at = self._seen_at = 0.0
+        self._blind = Blind(time.monotonic())
         self._code: int | None = None
         self._warmth: tuple[bool | None, str] = (None, "")
 
@@ -86,6 +90,7 @@ class Agent:
             if now - before > FROZEN_S:
                 self._was_frozen(now, now - before)
             before = now
+            self._blind.turn(now)
             self._uplink.tick(now)
             self._work.tick(now)
             if now >= self._beat_at:
@@ -104,7 +109,10 @@ class Agent:
     def _beat(self, now: float) -> None:
         self._beat_at = now + BEAT_EVERY_S
         ranks = self._work.keeper.ranks
-        self._uplink.beat(self._work.attempt, ranks.progress() if ranks is not None else {})
+        self._uplink.beat(self._work.attempt, ranks.progress(self._blind) if ranks is not None else {})
+        if ranks is not None and now >= self._seen_at and (seen := ranks.seen()):
+            self._seen_at = now + _SEEN_EVERY_S
+            self._uplink.tell(Seen(ranks.attempt, seen))
         self._work.learn(now)
 
     def _was_frozen(self, now: float, seconds: float) -> None:

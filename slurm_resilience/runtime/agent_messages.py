@@ -11,19 +11,32 @@ from slurm_resilience.runtime.message import WIRE_VERSION, Message, proof_of
 
 
 class RankProgress(NamedTuple):
-    """One rank in a beat.  ``age_s``: since its last sign of life; ``phase`` is a :class:`progress.page.Phase`."""
+    """One rank in a beat.  ``age_s``: since its last sign of life; ``phase`` is a :class:`progress.page.Phase`.
+
+    ``beats``: how often it said something; ``sections``: what is open, as :class:`hang.Section` reads it; ``own_s``: what a
+    step costs it by itself, over ``own_count`` steps; ``quiet_s``: for how long nothing was seen of it from outside.
+    """
 
     step: int
     phase: int
     age_s: float
     done: bool
     phase_age_s: float
+    beats: int = 1
+    sections: tuple[Any, ...] = ()
+    own_s: float = 0.0
+    own_count: int = 0
+    quiet_s: float = 0.0
 
     @classmethod
     def parse(cls, raw: list[Any]) -> RankProgress:
         """From a beat's list, which newer agents may make longer."""
         step, phase, age_s, done, phase_age_s = raw[:5]
-        return cls(int(step), int(phase), float(age_s), bool(done), float(phase_age_s))
+        known = (int(step), int(phase), float(age_s), bool(done), float(phase_age_s))
+        if len(raw) < 10:
+            return cls(*known, beats=1 if known[0] >= 0 or known[1] else 0)
+        beats, sections, own_s, own_count, quiet_s = raw[5:10]
+        return cls(*known, int(beats), tuple(sections), float(own_s), int(own_count), float(quiet_s))
 
 
 @dataclass(frozen=True)
@@ -90,6 +103,26 @@ class Beat(Message):
 
 
 @dataclass(frozen=True)
+class Seen(Message):
+    """How often each kind of work was seen on this node, and the longest silence in it: name → [times, seconds]."""
+
+    kind: ClassVar[str] = "seen"
+    attempt: int
+    work: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Looked(Message):
+    """What was seen before the kill: of each rank (as text; see :mod:`last_look`), and what the node's kernel had said."""
+
+    kind: ClassVar[str] = "looked"
+    attempt: int
+    ranks: dict[str, Any]
+    kernel: list[str]
+    seconds: float
+
+
+@dataclass(frozen=True)
 class StoreReady(Message):
     """The store of this attempt listens on ``port`` of this agent's address: MASTER_PORT."""
 
@@ -133,7 +166,8 @@ class Exit(Message):
     """One rank ended.  ``code`` as Python has it: 0–255, or minus the signal's number; ``signal`` its name or "".
 
     ``done``: it had said that it reached its end.  ``t``: wall clock of the agent.  ``tail``: last lines of its log.
-    ``step``: last step that it reported (-1: none).  Comes again after a reconnect, since the first may be lost.
+    ``step``: last step that it reported (-1: none).  ``oom``: how we know that it was killed for its memory, "" if it was not.
+    Comes again after a reconnect, since the first may be lost.
     """
 
     kind: ClassVar[str] = "exit"
@@ -145,6 +179,7 @@ class Exit(Message):
     t: float
     tail: list[str]
     step: int
+    oom: str = ""
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from slurm_resilience.config import LimitsConfig
 from slurm_resilience.errors import Cause
-from slurm_resilience.progress.page import Phase
+from slurm_resilience.progress.sections import word
+from slurm_resilience.runtime import hang, stacks
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.evidence import Evidence
 from slurm_resilience.runtime.facts import Facts, Note
+from slurm_resilience.runtime.limits import Limits
 from slurm_resilience.runtime.planner import Placement
+from slurm_resilience.runtime.stragglers import Stragglers
+from slurm_resilience.runtime.unseen import Unseen
 
-_SLOW_PHASES = frozenset({Phase.INIT, Phase.RESUME, Phase.COMPILE})
-_OWN_TIME_PHASES = frozenset({Phase.CHECKPOINT, Phase.EVALUATION, Phase.USER})
 # An agent that dialled again sends what it had kept for us; a rank that it no longer has gets this long to be explained.
 _EXPLAIN_S = 1.0
 _LAST_WORDS_S = 1.0
@@ -19,6 +24,8 @@ _LAST_WORDS_S = 1.0
 _EARLY_S = 5.0
 # Written down in full; with thousands of ranks the rest are echoes that fill the disk.
 _MOST_EXCEPTIONS = 16
+# Stacks of ranks that are kept; the rest mostly wait for these.
+_MOST_LOOKS = 256
 
 
 class Attempt:
@@ -28,8 +35,12 @@ class Attempt:
     the ranks, so their deaths are no news.
     """
 
-    def __init__(self, number: int, placement: Placement, *, now: float) -> None:
+    def __init__(self, number: int, placement: Placement, *, now: float, limits: Limits | None = None) -> None:
         self.number = number
+        self.limits = limits or Limits(LimitsConfig(), {})
+        self.looks: dict[int, Mapping[str, Any]] = {}
+        self.kernel: dict[str, list[str]] = {}
+        self.exceptions: list[dict[str, Any]] = []
         self.placement = placement
         self.node_of = placement.node_of()
         self.started_at = now
@@ -48,7 +59,8 @@ class Attempt:
         self._left_early_at: float | None = None
         self._early: list[tuple[m.Exit, float]] = []
         self._raised_at: float | None = None
-        self._exceptions = 0
+        self._stragglers = Stragglers(self.node_of)
+        self._unseen = Unseen()
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -99,6 +111,10 @@ class Attempt:
         match message:
             case m.Beat():
                 self._saw_progress(message.progress(), now)
+            case m.Seen():
+                self.limits.note(message.work)
+            case m.Looked():
+                self._saw_look(node, message)
             case m.StoreReady():
                 self.master_port = message.port
             case m.StoreFailed():
@@ -138,13 +154,8 @@ class Attempt:
             if rank not in self.exits and now - since > _EXPLAIN_S:
                 detail = "gone when its agent dialled again"
                 self.evidence.add(Cause.RANK_CRASH, t=wall, node=self.node_of[rank], rank=rank, detail=detail)
-        found = self._quiet(limits, now)
-        if found is not None:
-            rank, since, why = found
-            t = wall - (now - since)
-            self.evidence.add(Cause.HANG, t=t, node=self.node_of[rank], rank=rank, detail=why)
+        notes = self._look_for_hangs(limits, now, wall)
         early, self._early = self._early, []
-        notes: list[Note] = []
         for end, at in early:
             if now - at < _EARLY_S:
                 self._early.append((end, at))
@@ -153,33 +164,57 @@ class Attempt:
                 notes.append(("rank_exited_early", fields, end.t))
         return notes
 
-    def _quiet(self, limits: LimitsConfig, now: float) -> tuple[int, float, str] | None:
-        """The first rank that has been quiet for too long, since when, and why that is too long.
-
-        A rank that never reported is judged only when another one has: a script may do without a ``Run``.  Where a rank
-        has left early, silent ones get ``init_s`` more, so that nobody waits for it for ever.
-        """
-        reporting = self.step >= 0 or any(each.phase != Phase.INIT for each, _ in self._progress.values())
-        for rank, (each, at) in sorted(self._progress.items()):
-            limit = limits.step_s
-            if each.phase in _SLOW_PHASES or each.step < 0:
-                limit = limits.init_s
-            elif each.phase in _OWN_TIME_PHASES:
-                limit = max(limits.init_s, limits.step_s)
-            if reporting and not each.done and each.age_s > limit:
-                why = f"no sign of life for {each.age_s:.0f} s in phase {_word(each.phase)} (limit {limit:g} s)"
-                return rank, at - each.age_s, why
-        if self._left_early_at is not None and not reporting and now - self._left_early_at > limits.init_s:
+    def _look_for_hangs(self, limits: LimitsConfig, now: float, wall: float) -> list[Note]:
+        """Silence becomes evidence; what else is worth to be known of the ranks' pace becomes notes."""
+        looks = {rank: _look(each) for rank, (each, _) in self._progress.items()}
+        found = hang.find(looks, self.limits, init_s=limits.init_s)
+        if found is not None:
+            since = self._progress[found.rank][1] - found.silent_s
+            self._hangs(found.rank, found.why, t=wall - (now - since))
+        elif (
+            self._left_early_at is not None
+            and not any(each.beats for each in looks.values())
+            and now - self._left_early_at > limits.init_s
+        ):
+            # Silent ranks of a script without a Run get time to follow one that left, and no more: nobody waits for ever.
             stayed = min(set(self.node_of) - set(self.exits))
             why = f"ranks {sorted(self.exits)} left early with code 0 and the others did not follow in {limits.init_s:g} s"
-            return stayed, self._left_early_at, why
-        return None
+            self._hangs(stayed, why, t=wall - (now - self._left_early_at))
+        living = {rank: each for rank, (each, _) in self._progress.items()}
+        notes, quiet = self._unseen.look(living, self.node_of, limits, age_s=now - self.started_at)
+        if quiet is not None:
+            self._hangs(quiet.rank, quiet.why, t=wall - quiet.silent_s)
+        notes += self._stragglers.look({rank: (each.own_s, each.own_count) for rank, each in living.items()}, now)
+        news = self.limits.news()
+        if news is not None:
+            notes.append(("limits_set", {"limits": news, "seen": self.limits.longest(), "world": self.world}, None))
+        return notes
+
+    def _hangs(self, rank: int, why: str, *, t: float) -> None:
+        self.evidence.add(Cause.HANG, t=t, node=self.node_of[rank], rank=rank, detail=why)
+
+    def name_culprit(self) -> None:
+        """Name the rank that the others waited for, which their last looks show, where the limits had named one that waits."""
+        origin = self.evidence.origin()
+        if origin is None or origin.cause is not Cause.HANG:
+            return
+        found = stacks.culprit(self.looks, origin.rank)
+        if found is not None:
+            rank, why = found
+            self.evidence.pinpoint(rank=rank, node=self.node_of.get(rank, origin.node), detail=f"{why}; {origin.detail}")
 
     def _saw_progress(self, progress: dict[int, m.RankProgress], now: float) -> None:
         for rank, each in progress.items():
             if rank in self.node_of and rank not in self.exits:
                 self._progress[rank] = (each, now)
                 self.step = max(self.step, each.step)
+
+    def _saw_look(self, node: str, looked: m.Looked) -> None:
+        if looked.kernel:
+            self.kernel[node] = looked.kernel
+        for rank, look in looked.ranks.items():
+            if rank.isdigit() and isinstance(look, dict) and len(self.looks) < _MOST_LOOKS:
+                self.looks[int(rank)] = look
 
     def _saw_launch(self, node: str, said: m.Launched, now: float) -> list[Note]:
         notes: list[Note] = []
@@ -201,7 +236,9 @@ class Attempt:
         self._progress.pop(end.rank, None)
         if end.code != 0:
             if not (self.killing and end.signal in ("SIGKILL", "SIGTERM")):
-                self.evidence.exit(t=end.t, node=node, rank=end.rank, code=end.code, signal=end.signal, tail=end.tail)
+                self.evidence.exit(
+                    t=end.t, node=node, rank=end.rank, code=end.code, signal=end.signal, tail=end.tail, oom=end.oom
+                )
             return []
         if end.done or self.all_ended:
             return []
@@ -224,12 +261,15 @@ class Attempt:
             self.evidence.exception(
                 t=fact.t, node=node, rank=fact.rank, kind=kind, message=message, step=at, exit_code=code
             )  # fmt: skip
-            self._exceptions += 1
-            if self._exceptions > _MOST_EXCEPTIONS:
+            if len(self.exceptions) >= _MOST_EXCEPTIONS:
                 return []
+            self.exceptions.append({"t": fact.t, "node": node, "rank": fact.rank, **fact.fields})
         return self.facts.hear(node, fact)
 
 
-def _word(phase: int) -> str:
-    known = {int(each): each.name.lower() for each in Phase}
-    return known.get(phase, str(phase))
+def _look(each: m.RankProgress) -> hang.Look:
+    """What a beat says of a rank; one of an older agent says only for how long it was silent."""
+    sections = tuple(hang.Section.parse(list(raw)) for raw in each.sections)
+    if not sections:
+        sections = (hang.Section(word(each.phase), None, each.age_s, each.phase_age_s, max(0, each.step)),)
+    return hang.Look(each.step, each.beats, each.done, sections, each.quiet_s)

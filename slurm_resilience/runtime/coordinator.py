@@ -18,7 +18,9 @@ from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.attempt import Attempt
 from slurm_resilience.runtime.farewell import Farewell, Leaving
 from slurm_resilience.runtime.history import History
+from slurm_resilience.runtime.incident_record import record_of
 from slurm_resilience.runtime.launching import launches, reinforcements, situation
+from slurm_resilience.runtime.limits import Limits
 from slurm_resilience.runtime.outbox import Outbox
 from slurm_resilience.runtime.planner import Placement, look_at, place
 from slurm_resilience.runtime.policy import Decision, decide, decide_misfit, decide_warned
@@ -57,7 +59,7 @@ class Coordinator:
         self._restarted = restarted
         self._after = After.FAULT
         self._fault: tuple[Cause, str] | None = None
-        self._told_to_wait = False
+        self._told_to_wait = self._superseded = False
         self._saves = 0
         self._ordered: tuple[float | None, str] | None = None
         self._status_step: int | None = None
@@ -90,10 +92,11 @@ class Coordinator:
 
     def handle(self, heard: i.Input) -> list[i.Output]:
         """Take one input; return what is to be done now."""
-        if self.ended:
+        if self.ended or self._superseded:
             return []
         if isinstance(heard, i.Superseded):
             # The other one writes the events from now on: not a word more from us.
+            self._superseded = True
             return [i.Finish(int(ExitCode.INTERNAL))]
         self._out.open()
         self.scene.hear(heard)
@@ -230,7 +233,7 @@ class Coordinator:
             self._leave(decide_misfit(str(error), self._fault[0] if self._fault else None, lost=lost, can_requeue=can))
             return
         self._out.attempt += 1
-        self.scene.attempt = Attempt(self.number, placement, now=self._out.now)
+        self.scene.attempt = self._attempt(placement)
         self.scene.attempt.preparing = True
         self.fleet.hold(placement.nodes, self.number)
         self._enter(State.PREPARING)
@@ -275,7 +278,7 @@ class Coordinator:
                          detail=origin.detail, since=round(origin.since, 3), step=attempt.step)  # fmt: skip
         if origin.node in self.fleet.nodes:
             self.scene.hints.blame(origin.node, self.fleet.nodes[origin.node].conn, origin.cause, origin.since)
-        self._stop_ranks(After.FAULT)
+        self._stop_ranks(After.FAULT, look="ranks" if origin.cause is Cause.HANG else "node")
 
     def _end_ranks(self, after: After) -> None:
         """Have the ranks save and end by themselves."""
@@ -294,21 +297,22 @@ class Coordinator:
         for name in self._current().nodes:
             self._out.send(self.fleet.nodes[name].conn, order)
 
-    def _stop_ranks(self, after: After) -> None:
+    def _stop_ranks(self, after: After, *, look: str = "") -> None:
         self._after = after
         self._current().killing = True
         self._enter(State.STOPPING)
-        self._kill()
+        self._kill(look)
 
-    def _kill(self) -> None:
+    def _kill(self, look: str = "") -> None:
         self._killed_at = self._out.now
         for node in self.fleet.nodes.values():
             if node.holds:
-                self._out.send(node.conn, m.Kill(self.number))
+                self._out.send(node.conn, m.Kill(self.number, look=look))
 
     def _stopped(self) -> None:
         """Nothing of the attempt is alive any more."""
         attempt, after = self._current(), self._after
+        attempt.name_culprit()
         origin, step = attempt.evidence.origin(), attempt.reached
         if after is After.COMPLETE:
             self._out.record("run_completed", step=step)
@@ -321,6 +325,7 @@ class Coordinator:
             self._fault = (origin.cause, f"{origin.node}: {origin.detail}" if origin.node else origin.detail)
             how: dict[str, Any] = {"signature": origin.signature or None, "signal": origin.signal or None}
             self._out.record("attempt_stopped", fault=True, cause=str(origin.cause), **how, **where)
+            self._out.put(i.WriteIncident(self.number, record_of(attempt, origin, wall=self._out.wall)))
         else:
             why = str(self.warnings.cause) if after is After.WARNED else after.value
             self._out.record("attempt_stopped", fault=False, cause=why, saved=attempt.all_well, **where)
@@ -365,7 +370,7 @@ class Coordinator:
         """What a dead supervisor had running may still run: its agents decide that when they dial again."""
         started = self.history.open_attempt
         if started and int(started["attempt"]) == self.number and set(started["nodes"]) <= set(self.fleet.nodes):
-            self.scene.attempt = Attempt(self.number, Placement.of_plan(dict(started["plan"])), now=self._out.now)
+            self.scene.attempt = self._attempt(Placement.of_plan(dict(started["plan"])))
             self._enter(State.ADOPTING)
 
     def _leave(self, decision: Decision) -> None:
@@ -397,6 +402,12 @@ class Coordinator:
         self._saves += 1
         if self.state is State.RUNNING:
             self._order(m.Order(self.number, stop=False, save=self._saves, deadline=None, cause=cause))
+
+    def _attempt(self, placement: Placement) -> Attempt:
+        """The attempt with the current number, which knows how long earlier ones of its size were silent at most."""
+        world = len(placement.node_of())
+        limits = Limits(self.config.limits, self.history.silences.get(world, {}))
+        return Attempt(self.number, placement, now=self._out.now, limits=limits)
 
     def _current(self) -> Attempt:
         assert self.scene.attempt is not None

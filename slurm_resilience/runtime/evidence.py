@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from slurm_resilience.errors import EXIT_CODE_OF, Cause
 
@@ -66,16 +66,24 @@ class Evidence:
         where = "" if step is None or step <= 0 else f" (after step {step})"
         self._said.setdefault(rank, Origin(cause, t, node, rank, f"{detail}{where}", signature, echo))
 
-    def exit(self, *, t: float, node: str, rank: int, code: int, signal: str, tail: Sequence[str]) -> None:
-        """A rank ended that should not have."""
-        last = next((line.strip() for line in reversed(tail) if line.strip() and not line.startswith("=== attempt ")), "")
+    def exit(self, *, t: float, node: str, rank: int, code: int, signal: str, tail: Sequence[str], oom: str = "") -> None:
+        """A rank ended that should not have.  ``oom``: how the node knows that it was killed for its memory."""
+        last = _last_words(tail)
         how = f"killed by {signal or f'signal {-code}'}" if code < 0 else f"exited with {code}"
         cause = _CAUSE_OF_CODE.get(code, Cause.RANK_CRASH)
         if cause is Cause.RANK_CRASH and code > 0 and _OOM.search(last):
             cause = Cause.OOM
+        if oom and code < 0:
+            cause, how = Cause.OOM, f"{how}: {oom}"
         echo = code > 0 and cause is Cause.RANK_CRASH and _ECHO.search(" ".join(tail[-5:])) is not None
         detail = f"{how}; last line of its log: {last[:300]}" if last else how
         self._ends.setdefault(rank, Origin(cause, t, node, rank, detail, "", echo, signal))
+
+    def pinpoint(self, *, rank: int, node: str, detail: str) -> None:
+        """The hang that was seen is this rank's."""
+        self._seen = [
+            replace(each, rank=rank, node=node, detail=detail) if each.cause is Cause.HANG else each for each in self._seen
+        ]
 
     def left(self, *, t: float, node: str, rank: int) -> None:
         """A rank went away with code 0 and without having finished: no failure by itself, but the reason for echoes."""
@@ -99,6 +107,15 @@ class Evidence:
         if first is not None and first.echo and self._left:
             return min(self._left, key=lambda clue: clue.since)
         return first
+
+
+def _last_words(tail: Sequence[str]) -> str:
+    """The line of a rank's log that says most about its end: the interpreter's own last word, or else the last line."""
+    for number, line in enumerate(tail):
+        if line.startswith("Fatal Python error:"):
+            where = next((each.strip() for each in tail[number:] if each.startswith('  File "')), "")
+            return f"{line.strip()}; {where}" if where else line.strip()
+    return next((line.strip() for line in reversed(tail) if line.strip() and not line.startswith("=== attempt ")), "")
 
 
 def _cause_of(name: str, detail: str, exit_code: int | None) -> Cause:

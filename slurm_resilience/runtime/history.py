@@ -50,6 +50,7 @@ class History:
     failed: bool = False
     open_attempt: Mapping[str, Any] | None = None
     mesh: Mapping[str, int] | None = None
+    silences: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @classmethod
     def replay(cls, events: Iterable[Mapping[str, Any]]) -> History:
@@ -117,6 +118,10 @@ class History:
         self.job_id = job_id
         self.restart = int(event.get("restart", 0))
         self._abandon()
+
+    def _on_limits_set(self, event: Mapping[str, Any]) -> None:
+        """How long ranks were silent at most in each kind of work, by the size of the world."""
+        self.silences[int(event["world"])] = {str(name): float(value) for name, value in dict(event.get("seen") or {}).items()}
 
     def _on_supervisor_restarted(self, event: Mapping[str, Any]) -> None:
         self.supervisor_restarts += 1

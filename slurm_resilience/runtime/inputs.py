@@ -154,6 +154,14 @@ class WriteStatus:
 
 
 @dataclass(frozen=True)
+class WriteIncident:
+    """Write the record of the fault that ended an attempt."""
+
+    attempt: int
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class StartAgent:
     """Start an agent there; its carrier's end is answered by :class:`CarrierEnded`."""
 
@@ -192,4 +200,6 @@ class Finish:
     exit_code: int
 
 
-Output = Send | Drop | Record | WriteAttempt | WriteStatus | StartAgent | AskSlurm | LookAtNodes | Requeue | Finish
+Output = (
+    Send | Drop | Record | WriteAttempt | WriteStatus | WriteIncident | StartAgent | AskSlurm | LookAtNodes | Requeue | Finish
+)

@@ -22,6 +22,8 @@ agent → supervisor
 ``hello``             who I am, what is still alive here
 ``warm``              the launcher became able (or unable) to fork ranks
 ``beat``              every half second: progress of all ranks
+``seen``              now and then: the longest silences so far, from which limits are learned
+``looked``            before a kill: what the ranks were doing, what the kernel said
 ``launched`` …        the answers named above
 ``exit``              one rank ended
 ``fact``              a rank said something (also what was spooled while the supervisor was away)
@@ -52,8 +54,10 @@ from slurm_resilience.runtime.agent_messages import (
     Hello,
     Launched,
     LaunchFailed,
+    Looked,
     RankProgress,
     Refused,
+    Seen,
     Stopped,
     StoreFailed,
     StoreReady,
@@ -79,12 +83,14 @@ __all__ = [
     "Launch",
     "LaunchFailed",
     "Launched",
+    "Looked",
     "Message",
     "Order",
     "Ping",
     "Quit",
     "RankProgress",
     "Refused",
+    "Seen",
     "Stopped",
     "Store",
     "StoreFailed",
@@ -97,7 +103,7 @@ __all__ = [
 ]
 
 FROM_AGENT: tuple[type[Message], ...] = (
-    Hello, Warm, Beat, StoreReady, StoreFailed, Launched, LaunchFailed, Exit, Fact, Warned, Stopped, Refused,
+    Hello, Warm, Beat, Seen, Looked, StoreReady, StoreFailed, Launched, LaunchFailed, Exit, Fact, Warned, Stopped, Refused,
 )  # fmt: skip
 FROM_SUPERVISOR: tuple[type[Message], ...] = (Welcome, Ping, Store, Launch, Order, Kill, Hint, Quit)
 _KINDS: dict[str, type[Message]] = {kind.kind: kind for kind in (*FROM_AGENT, *FROM_SUPERVISOR)}

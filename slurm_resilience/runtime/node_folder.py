@@ -73,6 +73,10 @@ class NodeFolder:
         """The progress page of a rank in an attempt."""
         return self.path / f"page-{attempt}-{rank}"
 
+    def stacks(self, attempt: int, rank: int) -> Path:
+        """Where a rank writes its Python stacks when it is asked to."""
+        return self.path / f"stacks-{attempt}-{rank}"
+
     def imports(self, attempt: int) -> Path:
         """Where the node's first rank writes down what it imports."""
         return self.path / f"imports-{attempt}"

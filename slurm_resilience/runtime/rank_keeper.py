@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from slurm_resilience.runtime.cold import start_cold
 from slurm_resilience.runtime.command import PythonCommand, same_interpreter
@@ -155,12 +156,16 @@ class RankKeeper:
         log = rank.log
         self._tails += 1
 
-        def tell(lines: list[str] | None) -> None:
+        def tell(words: list[Any] | None) -> None:
             self._tails -= 1
-            rank.ended = Exit(**{**vars(found), "tail": [*(lines or []), *found.tail]})
+            lines, oom = words or ([], "")
+            rank.ended = Exit(**{**vars(found), "tail": [*lines, *found.tail], "oom": oom})
             self._tell(rank.ended)
 
-        self._loop.aside(lambda: tail(log), tell, within_s=_TAIL_S)
+        def last_words() -> list[Any]:
+            return [tail(log), ranks.killed_for_memory(rank) if found.signal == "SIGKILL" else ""]
+
+        self._loop.aside(last_words, tell, within_s=_TAIL_S)
 
     def ends(self) -> list[Exit]:
         """How the ranks of this attempt ended, so far."""

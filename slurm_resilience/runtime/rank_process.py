@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import _thread
 import ctypes
+import faulthandler
 import mmap
 import os
 import signal
@@ -17,6 +18,7 @@ from types import FrameType, ModuleType
 from typing import Any
 
 _STOP_AT = 1024  # the stop order in the progress page; see progress/page.py, which this file may not import
+STACK_SIGNAL = int(signal.SIGRTMAX) - 4  # its Python stacks are written into a file, whatever the rank is doing
 _FLAGGED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -84,6 +86,16 @@ def _become_rank(request: dict[str, Any], *, forked: bool) -> None:
         if request["header"]:
             os.write(1, request["header"].encode() + b"\n")
     take_name(f"sr-rank-{request['rank']}", request["argv"])
+    show_stacks(request.get("stacks", ""))
+
+
+def show_stacks(path: str) -> None:
+    """Say where the program was when it dies of a signal such as SIGSEGV, and into ``path`` whenever the agent asks."""
+    if not faulthandler.is_enabled():
+        faulthandler.enable(file=2, all_threads=False)
+    if path:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True, chain=False)
 
 
 def take_name(name: str, command: Sequence[str]) -> None:

@@ -110,6 +110,12 @@ class RunFolder:
     def write_status(self, status: RunStatus) -> None:
         write_json_atomic(self.path / "state.json", {"v": VERSION, **asdict(status)})
 
+    def write_incident(self, attempt: int, record: dict[str, Any]) -> None:
+        """The evidence about the fault that ended an attempt; ``slurm-resilience explain`` reads it."""
+        folder = self.path / "incidents"
+        folder.mkdir(exist_ok=True)
+        write_json_atomic(folder / f"{attempt:04d}.json", {"v": VERSION, "attempt": attempt, **record})
+
     def start_log(self, node: str) -> Path:
         """What srun said, and the agent before it had a log of its own."""
         return self.logs / f"start-{node}.log"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from slurm_resilience.observe.events import EventWriter, read_events
 from slurm_resilience.observe.narrator import Narrator
 from slurm_resilience.runtime.address import SupervisorAddress
-from slurm_resilience.runtime.inputs import AttemptWritten, Input, Record, Superseded, WriteAttempt, WriteStatus
+from slurm_resilience.runtime.inputs import AttemptWritten, Input, Record, Superseded, WriteAttempt, WriteIncident, WriteStatus
 from slurm_resilience.runtime.messages import WireError
 from slurm_resilience.runtime.run_folder import RunFolder
 
@@ -53,11 +53,11 @@ class Scribe(threading.Thread):
         self._answer, self._show = answer, show
         self._narrator = Narrator()
         self._narrator.catch_up(read_events(folder.path))
-        self._todo: queue.SimpleQueue[Record | WriteAttempt | WriteStatus | _Flush | str] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[Record | WriteAttempt | WriteStatus | WriteIncident | _Flush | str] = queue.SimpleQueue()
         self._late: deque[Record] = deque(maxlen=_MOST_WAITING)
         self._superseded = False
 
-    def put(self, output: Record | WriteAttempt | WriteStatus) -> None:
+    def put(self, output: Record | WriteAttempt | WriteStatus | WriteIncident) -> None:
         """Have it written.  Returns at once."""
         self._todo.put(output)
 
@@ -93,7 +93,7 @@ class Scribe(threading.Thread):
                     time.sleep(_RETRY_S)
                     self._todo.put(output)
 
-    def _do(self, output: Record | WriteAttempt | WriteStatus | _Flush | str) -> None:
+    def _do(self, output: Record | WriteAttempt | WriteStatus | WriteIncident | _Flush | str) -> None:
         match output:
             case str():
                 self._tell(output)
@@ -109,6 +109,9 @@ class Scribe(threading.Thread):
             case WriteStatus(status):
                 if not self._superseded:
                     self._folder.write_status(status)
+            case WriteIncident(attempt, record):
+                if not self._superseded:
+                    self._folder.write_incident(attempt, record)
             case _Flush(done):
                 done.set()
 

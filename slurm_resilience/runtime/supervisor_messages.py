@@ -93,11 +93,15 @@ class Order(Message):
 
 @dataclass(frozen=True)
 class Kill(Message):
-    """Kill everything of ``attempt`` and older.  With ``grace_s`` over 0, TERM goes first and KILL after that time."""
+    """Kill everything of ``attempt`` and older.  With ``grace_s`` over 0, TERM goes first and KILL after that time.
+
+    ``look``: what to look at before, and to tell by ``looked``: "node" (at once), "ranks" too (at most 1.5 s), "" for nothing.
+    """
 
     kind: ClassVar[str] = "kill"
     attempt: int
     grace_s: float = 0.0
+    look: str = ""
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,11 @@ from slurm_resilience.runtime.processes import descendants, reap, send_signal
 from slurm_resilience.runtime.rank_keeper import RankKeeper
 from slurm_resilience.runtime.stopping import Stop
 from slurm_resilience.runtime.stores import Stores
+from slurm_resilience.runtime.witness import Witness
 
 _LAST_WORDS_S = 1.0
 _STUCK_FORK_S = 2.0
+_LOOK_EVERY_S = 0.02
 
 
 class Workplace:
@@ -54,6 +56,7 @@ class Workplace:
             loop, folder, run_dir, command=command, wrap=wrap,
             tell=tell, failed=lambda _: self._begin_stop(self.fence, "launch_failed"),
         )  # fmt: skip
+        self._witness = Witness(loop, run_dir, tell)
         self._pending: Launch | None = None
         self._stop: Stop | None = None
         self.fence = 0
@@ -77,6 +80,8 @@ class Workplace:
 
     def next_look(self) -> float:
         """When :meth:`tick` is wanted again, for a stop (monotonic)."""
+        if self._witness.looking:
+            return time.monotonic() + _LOOK_EVERY_S
         return self._stop.next_look() if self._stop is not None else float("inf")
 
     # --- what is asked ------------------------------------------------------------------------------------------------
@@ -94,7 +99,10 @@ class Workplace:
                 if self.keeper.attempt > attempt:
                     return f"attempt {self.keeper.attempt} runs here"
                 self.fence = max(self.fence, attempt)
-                self._begin_stop(attempt, "kill", grace_s)
+                if message.look and self._stop is None and self.keeper.ranks is not None and not self._witness.looking:
+                    self._witness.begin(message, self.keeper.ranks)
+                else:
+                    self._begin_stop(attempt, "kill", grace_s)
             case Order():
                 ranks = self.keeper.ranks
                 if ranks is None or ranks.attempt != message.attempt:
@@ -112,6 +120,9 @@ class Workplace:
         """Go on with everything that can go on."""
         self._bury()
         self.launchers.tick(now)
+        looked = self._witness.tick(now)
+        if looked is not None:
+            self._begin_stop(looked.attempt, "kill", looked.grace_s)
         self._advance()
 
     def learn(self, now: float) -> None:
@@ -215,6 +226,7 @@ class Workplace:
         if self._pending is not None and self._pending.attempt <= attempt:
             self._pending = None
         self._stores.forget(attempt)
+        self._witness.forget()
         if self._stop is not None:
             self._stop.hurry(attempt, why, grace_s)
             return

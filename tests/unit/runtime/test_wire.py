@@ -26,11 +26,13 @@ EXAMPLES: list[m.Message] = [
     m.Hello.build("t", **HELLO),
     m.Warm(True, "", 1.5),
     m.Beat(3, 2, {"0": [5, 2, 0.1, False, 0.2]}),
+    m.Seen(2, {"step": [12, 0.3]}),
+    m.Looked(2, {"0": {"state": "S", "stacks": "…"}}, ["[1.0] Out of memory"], 0.4),
     m.StoreReady(1, 4711),
     m.StoreFailed(1, "no torch"),
     m.Launched(1, {"0": 99}, False, "why", 0.1),
     m.LaunchFailed(1, "no room"),
-    m.Exit(1, 0, -9, "SIGKILL", False, 1.0, ["last"], 7),
+    m.Exit(1, 0, -9, "SIGKILL", False, 1.0, ["last"], 7, "the kernel says so"),
     m.Fact(1, 0, "first_step", {"loss": float("inf"), "ä": None}, 2.0),
     m.Warned("SIGTERM", 3.0),
     m.Stopped(1, 4, 0.1, "kill"),
@@ -41,7 +43,7 @@ EXAMPLES: list[m.Message] = [
     m.Launch(1, 2, [[0, 0], [1, 1]], 0, 1, "10.0.0.1", 5, ["python", "x.py"], "/w", {"A": None}, "/c", {}, {"mesh": {"dp": 2}}),
     m.Order(1, True, 2, None, "preemption"),
     m.Hint(4, "hang", 1.5),
-    m.Kill(1, 2.5),
+    m.Kill(1, 2.5, "ranks"),
     m.Quit("done"),
 ]
 

@@ -1,0 +1,158 @@
+"""What happened in each incident of a run, why, what was decided and how it went on: from its records alone.
+
+Events say when and what was done; the record that the supervisor wrote for the attempt that ended (``incidents/NNNN.json``) has
+what was seen before the traces were gone.  A run without such records is explained from its events.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from slurm_resilience.errors import Cause
+from slurm_resilience.observe.events import read_events
+from slurm_resilience.observe.incidents import Incident, Incidents
+
+_Event = Mapping[str, Any]
+VERSION = 1
+MEANS = {
+    "rank_crash": "a rank died",
+    "hang": "a rank made no progress any more",
+    "node_lost": "a node was lost",
+    "node_drained": "a node was drained under the job",
+    "launch_failed": "the ranks could not be started",
+    "oom": "a rank ran out of memory",
+    "app_error": "the training code failed, and would fail again",
+    "bad_checkpoint": "a checkpoint could not be used",
+    "config_error": "what was asked for cannot work",
+    "preemption": "Slurm took the nodes for another job",
+    "time_limit": "the job's time was nearly over",
+    "cancelled": "somebody ended the job",
+    "supervisor_lost": "the supervisor died and was started again",
+    "unknown": "an end that nobody explained",
+}
+# What follows an incident and belongs to it, until the next one.
+_NEXT = frozenset(
+    {
+        "decided", "attempt_started", "attempt_adopted", "resumed", "started_fresh", "first_step", "requeue_started",
+        "requeue_done", "requeue_failed", "allocation_started", "supervisor_restarted", "run_failed", "run_completed",
+        "checkpoint_quarantined", "agent_lost", "node_gone", "launch_abandoned", "stop_deadline_passed", "warning_explained",
+    }
+)  # fmt: skip
+
+
+@dataclass
+class Explanation:
+    """One incident with all that belongs to it.  ``cause`` is a :class:`Cause`, or "supervisor_lost" where nothing else was.
+
+    ``record`` is None where there is none that can be read.  ``first`` is the exception that came first, or that of the rank
+    that is named where it raised one; ``others`` how many other ranks raised, too.
+    """
+
+    incident: Incident
+    cause: str
+    followed_by: list[_Event] = field(default_factory=list)
+    first: Mapping[str, Any] | None = None
+    others: int = 0
+    record: Mapping[str, Any] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        found = self.incident.as_dict()
+        record = dict(self.record) if self.record else None
+        then = [{key: value for key, value in each.items() if key not in ("v", "seq", "plan")} for each in self.followed_by]
+        return {
+            **found, "cause": self.cause, "means": MEANS.get(self.cause, self.cause), "first_exception": self.first,
+            "later_exceptions": self.others, "decisions": [each for each in then if each["event"] == "decided"],
+            "next": [each for each in then if each["event"] != "decided"], "evidence": record,
+        }  # fmt: skip
+
+
+def explain(run_dir: Path) -> list[Explanation]:
+    """All incidents of a run in order."""
+    return _with_evidence(run_dir, list(read_events(run_dir)))
+
+
+def _with_evidence(run_dir: Path, events: list[_Event]) -> list[Explanation]:
+    found = stories(events)
+    raised: dict[int, list[_Event]] = {}
+    for event in events:
+        if event["event"] == "exception":
+            raised.setdefault(int(event["attempt"]), []).append(event)
+    for each in found:
+        if each.cause == "supervisor_lost":
+            continue
+        each.record = _record(run_dir, each.incident.attempt)
+        exceptions = sorted(raised.get(each.incident.attempt, ()), key=lambda event: float(event["t"]))
+        if exceptions:
+            own = [event for event in exceptions if event.get("rank") == each.incident.rank]
+            each.first = _exception((own or exceptions)[0])
+            each.others = len({event.get("rank") for event in exceptions}) - 1
+    return found
+
+
+def stories(events: Iterable[_Event]) -> list[Explanation]:
+    """The incidents in these events, each with what followed it."""
+    fold = Incidents()
+    found: list[Explanation] = []
+    open_: Explanation | None = None
+    last_t, last_step = 0.0, None
+    for event in events:
+        name, count = str(event["event"]), len(fold.all)
+        fold.apply(event)
+        new = fold.all[count:] if len(fold.all) > count else []
+        for incident in new:
+            open_ = Explanation(incident, "")
+            found.append(open_)
+        if name == "supervisor_restarted":
+            if new and open_ is not None:
+                open_.cause = "supervisor_lost"
+            else:
+                lost = Incident(
+                    "unknown", last_t, event["attempt"], event["restart"], detail="its supervisor ended without a word"
+                )
+                open_ = Explanation(lost, "supervisor_lost")
+                found.append(open_)
+            open_.incident.step = last_step
+        elif name == "run_failed" and (open_ is None or _is_over(open_)) and event.get("cause") != str(Cause.UNKNOWN):
+            incident = Incident(
+                str(event["cause"]), float(event["t"]), event["attempt"], event["restart"], detail=str(event.get("reason", ""))
+            )
+            open_ = Explanation(incident, "")
+            found.append(open_)
+        if open_ is not None and name in _NEXT and not _is_over(open_):
+            open_.followed_by.append(event)
+        if name == "attempt_adopted" and open_ is not None and open_.cause == "supervisor_lost":
+            open_.incident.recovered = True
+        last_t = max(last_t, float(event["t"]))
+        if isinstance(event.get("step"), int) and name in ("step_reported", "first_step", "checkpoint_committed"):
+            last_step = event["step"]
+    for each in found:
+        each.cause = each.cause or str(each.incident.cause)
+        if each.cause == "supervisor_lost" and any(later is not each and later.incident is each.incident for later in found):
+            found.remove(each)
+    return found
+
+
+def _is_over(one: Explanation) -> bool:
+    """Training went on, or ended for good: what comes now is no part of it."""
+    return any(event["event"] in ("first_step", "attempt_adopted", "run_failed", "run_completed") for event in one.followed_by)
+
+
+def _exception(event: _Event) -> dict[str, Any]:
+    names = ("t", "node", "rank", "type", "message", "step", "its_step", "traceback")
+    return {name: event[name] for name in names if event.get(name) is not None}
+
+
+def _record(run_dir: Path, attempt: int) -> dict[str, Any] | None:
+    """The record of this attempt's end; one that is torn, or of a newer release, is passed over."""
+    try:
+        value = json.loads((run_dir / "incidents" / f"{attempt:04d}.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("v"), int) or value["v"] > VERSION:
+        return None
+    return value

@@ -1,0 +1,148 @@
+"""One incident as a page that a person reads from the top: what, where, why, how long, what was done about it."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from slurm_resilience.observe.explain import MEANS, Explanation
+
+_WIDTH = 118
+_TAB = 13
+_TRACE_LINES, _TAIL_LINES, _KERNEL_LINES, _RANKS = 12, 8, 5, 8
+_NAMES = {"first_step": "first step", "caught_up": "caught up"}
+
+
+def page(one: Explanation, *, number: int, of: int) -> str:
+    """The page."""
+    lines = [_title(one, number, of), ""]
+    for label, texts in _parts(one):
+        for position, text in enumerate(texts):
+            lines += _wrapped(label if position == 0 else "", text)
+    return "\n".join(lines)
+
+
+def _title(one: Explanation, number: int, of: int) -> str:
+    where = _where(one.incident.rank, one.incident.node)
+    title = f"Incident {number} of {of}: {one.cause}{f', {where}' if where else ''}"
+    return f"{title}\n{'=' * len(title)}"
+
+
+def _parts(one: Explanation) -> Iterator[tuple[str, list[str]]]:
+    found, record = one.incident, one.record or {}
+    step = f", at step {found.step}" if found.step is not None and found.step >= 0 else ""
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(found.t))
+    yield "when", [f"{stamp} UTC, attempt {found.attempt}{step}"]
+    yield "what", [MEANS.get(one.cause, one.cause)]
+    detail = found.detail or "nothing more is known"
+    yield "why", [detail]
+    if one.first is not None:
+        yield "first", list(_exception(one))
+    ends = [each for each in record.get("ends", ()) if one.first is None or each["rank"] != one.first.get("rank")]
+    if ends:
+        yield "ends", [_end(each) for each in ends[:_RANKS]] + _more(ends)
+    own = next((each for each in record.get("ends", ()) if each["rank"] == found.rank and each.get("tail")), None)
+    if own is not None and one.first is None:
+        yield "last words", [f"| {line}" for line in own["tail"][-_TAIL_LINES:]]
+    doing = record.get("doing") or []
+    if doing:
+        yield "doing", [f"{_ranks(each['ranks'])}: {each['what']}" for each in doing[:_RANKS]] + _more(doing)
+    look = (record.get("looks") or {}).get(str(found.rank))
+    if isinstance(look, dict) and look.get("stacks"):
+        main = str(look["stacks"]).strip().split("\n\n")[-1].splitlines()
+        yield "its stack", [f"| {line.strip()}" for line in main[1 : _TRACE_LINES + 1]]
+    for node, lines in sorted((record.get("kernel") or {}).items()):
+        yield "kernel", [f"{node}: {line}" for line in lines[-_KERNEL_LINES:]]
+    yield "times", [_phases(one)]
+    decided = [event for event in one.followed_by if event["event"] == "decided"]
+    if decided:
+        yield "decided", [f"{event['action']}: {event['reason']}" for event in decided]
+    then = list(_then(one))
+    if then:
+        yield "then", then
+
+
+def _exception(one: Explanation) -> Iterator[str]:
+    first = one.first or {}
+    message = str(first.get("message", "")).splitlines()
+    at = time.strftime("%H:%M:%S", time.gmtime(float(first.get("t", 0))))
+    yield f"{first.get('type')}: {message[0] if message else ''}  ({_where(first.get('rank'), first.get('node'))}, {at})"
+    trace = [line for line in str(first.get("traceback", "")).rstrip().splitlines() if line.strip()]
+    yield from (f"| {line}" for line in trace[-_TRACE_LINES:])
+    if one.others > 0:
+        yield f"{one.others} other rank{'s' if one.others > 1 else ''} raised, too; what follows the first is mostly its echo"
+
+
+def _end(each: Mapping[str, Any]) -> str:
+    how = f"killed by {each['signal'] or -each['code']}" if each["code"] < 0 else f"exit code {each['code']}"
+    oom = f"; {each['oom']}" if each.get("oom") else ""
+    return f"rank {each['rank']} on {each['node']}: {how}{oom}"
+
+
+def _phases(one: Explanation) -> str:
+    phases = one.incident.as_dict()["phases"]
+    shown = [f"{_NAMES.get(name, name)} {seconds:.2f} s" for name, seconds in phases.items() if name != "fault"]
+    back = f"back after {one.incident.seconds:.2f} s" if one.incident.seconds is not None else ""
+    if one.cause == "supervisor_lost" and one.incident.recovered and not back:
+        back = "all ranks had gone on meanwhile"
+    return "; ".join(filter(None, [", ".join(shown), back or "it did not come back"]))
+
+
+def _then(one: Explanation) -> Iterator[str]:
+    for event in one.followed_by:
+        match event["event"]:
+            case "attempt_started":
+                yield f"attempt {event['attempt']} was launched: {event['world']} ranks on {' '.join(event['nodes'])}"
+            case "attempt_adopted":
+                yield f"the new supervisor found attempt {event['attempt']} alive and let it go on; nothing was lost"
+            case "resumed":
+                lost = one.incident.steps_lost
+                again = f"; {lost} step{'s' if lost != 1 else ''} to do again" if lost is not None else ""
+                yield f"it resumed at step {event.get('step')} from {event.get('checkpoint')}{again}"
+            case "started_fresh":
+                yield "there was no checkpoint: it started at step 0"
+            case "checkpoint_quarantined":
+                yield f"checkpoint {event.get('name')} was quarantined: {event.get('reason')}"
+            case "supervisor_restarted":
+                yield "a new supervisor took over in the same allocation"
+            case "agent_lost":
+                yield f"the agent of {event['node']} was given up: {event['why']}"
+            case "node_gone":
+                yield f"{event['node']} left the job: {event['why']}"
+            case "requeue_done":
+                yield "Slurm queued the job again"
+            case "requeue_failed":
+                yield f"Slurm did not queue the job again: {event.get('reason')}"
+            case "allocation_started":
+                yield f"the next allocation began on {' '.join(event['nodes'])}"
+            case "run_failed":
+                yield f"the run ended with exit code {event['exit_code']}: {event['reason']}"
+            case "run_completed":
+                yield f"the run was complete at step {event.get('step')}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = " ".join(map(str, ranks[:_RANKS]))
+    return f"ranks {shown}{f' and {len(ranks) - _RANKS} more' if len(ranks) > _RANKS else ''}"
+
+
+def _more(items: list[Any]) -> list[str]:
+    return [f"and {len(items) - _RANKS} more"] if len(items) > _RANKS else []
+
+
+def _where(rank: object, node: object) -> str:
+    return " on ".join(part for part in (f"rank {rank}" if rank is not None else "", str(node or "")) if part)
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    lines: list[str] = []
+    for line in text.splitlines() or [""]:
+        if line.startswith("| "):  # quoted: as it was
+            lines.append(line)
+        else:
+            lines += textwrap.wrap(line, _WIDTH - _TAB, break_long_words=False, break_on_hyphens=False) or [""]
+    return [f"{(label if position == 0 else ''):<{_TAB}}{line}".rstrip() for position, line in enumerate(lines)]

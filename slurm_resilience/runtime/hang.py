@@ -1,0 +1,105 @@
+"""Which rank hangs, if one does?  A pure look at what all ranks of an attempt show at one moment.
+
+Each open section is judged by its own limit: an outer one that is over its limit counts, however fresh an inner one is.  A rank
+that waits for another one, which is busy within its limit, does not hang: ranks wait for the one that evaluates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from slurm_resilience.progress.sections import Phase, word
+from slurm_resilience.runtime.limits import STEP, Limits
+
+_INIT = word(Phase.INIT)
+_PATIENT = 4
+_STARTING = frozenset({Phase.INIT, Phase.RESUME})
+
+
+class Section(NamedTuple):
+    """One open section as a beat tells it.  ``limit_s``: None where it is learned, inf where there is none."""
+
+    name: str
+    limit_s: float | None
+    own_s: float
+    total_s: float
+    times: int
+
+    @classmethod
+    def parse(cls, raw: list[Any]) -> Section:
+        name, limit, own_s, total_s, times = raw[:5]
+        return cls(str(name), None if limit is None else math.inf if limit < 0 else float(limit), own_s, total_s, int(times))
+
+
+class Look(NamedTuple):
+    """One rank: ``beats`` 0 means that it never said anything; ``quiet_s`` is for how long nothing was seen from outside."""
+
+    step: int
+    beats: int
+    done: bool
+    sections: tuple[Section, ...]
+    quiet_s: float
+
+
+class Hang(NamedTuple):
+    """The rank to name, for how long it was silent, and why that is too long."""
+
+    rank: int
+    silent_s: float
+    why: str
+
+
+def find(ranks: Mapping[int, Look], limits: Limits, *, init_s: float) -> Hang | None:
+    """The rank that is furthest behind of those that hang; None when nobody does.
+
+    A rank that never said anything is judged only when another one has: a script may do without a ``Run``.
+    """
+    living = {rank: look for rank, look in ranks.items() if not look.done}
+    if not any(look.beats for look in ranks.values()):
+        return None
+    hangs: list[tuple[int, float, int, Hang]] = []
+    for rank, look in living.items():
+        found = _over(look, limits, init_s)
+        if found is None:
+            continue
+        section, silent_s, why = found
+        waits = section is None or section.limit_s is None
+        if waits and look.beats and any(_busy(other, limits) for who, other in living.items() if who != rank):
+            continue
+        hangs.append((look.step, -silent_s, rank, Hang(rank, silent_s, why)))
+    return min(hangs)[3] if hangs else None
+
+
+def _over(look: Look, limits: Limits, init_s: float) -> tuple[Section | None, float, str] | None:
+    if not look.beats:
+        silent_s = look.sections[0].own_s if look.sections else 0.0
+        why = f"it has not said a word for {silent_s:.0f} s, while others have (limit {init_s:g} s)"
+        return (None, silent_s, why) if silent_s > init_s else None
+    for section in look.sections:
+        if section.name == _INIT and look.quiet_s < init_s / 2 and section.own_s < _PATIENT * init_s:
+            continue  # it reads, writes or computes: a large data set is looked through, a large model is built
+        limit_s, time_s = _limit(section, limits), _time(section)
+        if time_s > limit_s:
+            if section.limit_s is not None:
+                return section, time_s, f"section {section.name!r} has taken {time_s:.1f} s (its limit is {limit_s:g} s)"
+            what = "no step" if section.name == STEP else f"no sign of life in {section.name!r}"
+            return section, time_s, f"{what} for {time_s:.1f} s ({limits.why(section.name, limit_s)})"
+    return None
+
+
+def _busy(look: Look, limits: Limits) -> bool:
+    """It is in a section, or still on its way to the first step, and within every limit: others may wait for it."""
+    if not look.sections or not look.beats:
+        return False
+    within = all(_time(section) <= _limit(section, limits) for section in look.sections)
+    return within and (len(look.sections) > 1 or look.sections[0].name in {word(phase) for phase in _STARTING})
+
+
+def _limit(section: Section, limits: Limits) -> float:
+    return limits.of(section.name, section.times) if section.limit_s is None else section.limit_s
+
+
+def _time(section: Section) -> float:
+    return section.own_s if section.limit_s is None else section.total_s
