@@ -5,10 +5,12 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from slurm_resilience.errors import SlurmError
 from slurm_resilience.runtime.inputs import AskSlurm, Input, LookAtNodes, NodesSeen, Requeue, RequeueEnded, SlurmSaid
-from slurm_resilience.runtime.requeue import requeue
+from slurm_resilience.runtime.requeue import Outcome, requeue
+from slurm_resilience.runtime.resubmit import resubmit
 from slurm_resilience.slurm.cause import ask_cause
 from slurm_resilience.slurm.client import SlurmClient
 
@@ -29,9 +31,11 @@ class Errands(threading.Thread):
         lead_s: float,
         config: Mapping[str, str],
         answer: Callable[[Input], None],
+        run_dir: Path | None = None,
     ) -> None:
         super().__init__(name="errands", daemon=True)
         self._client, self._job_id, self._restart, self._nodes = client, job_id, restart, nodes
+        self._run_dir = run_dir
         self._run_id, self._lead_s, self._config, self._answer = run_id, lead_s, config, answer
         self._todo: queue.SimpleQueue[AskSlurm | Requeue] = queue.SimpleQueue()
 
@@ -87,7 +91,22 @@ class Errands(threading.Thread):
             dead=errand.lost,
             marker=self._run_id,
         )
+        if outcome.action == "failed" and not outcome.held and self._run_dir is not None:
+            return self._in_a_new_job(errand, outcome, self._run_dir)
         return RequeueEnded(outcome.ok, outcome.reason, outcome.as_fields())
+
+    def _in_a_new_job(self, errand: Requeue, outcome: Outcome, run_dir: Path) -> RequeueEnded:
+        """Slurm did not let this one come back, and it is not in the queue."""
+        try:
+            record = self._client.job(self._job_id)
+            if record.state.waiting or record.requeued or record.restarts > self._restart:
+                return RequeueEnded(True, outcome.reason, outcome.as_fields())  # it is, after all
+            job_id = resubmit(self._client, record, run_dir, nodes=errand.nodes, exclude=tuple(self._not_back(errand.lost)))
+        except SlurmError as error:
+            reason = f"{outcome.reason}; nor could it be submitted again: {error}"
+            return RequeueEnded(False, reason, outcome.as_fields())
+        reason = f"the run goes on in job {job_id} ({outcome.reason})"
+        return RequeueEnded(True, reason, {**outcome.as_fields(), "action": "resubmitted", "reason": reason, "job": job_id})
 
     def _not_back(self, lost: Mapping[str, float]) -> list[str]:
         """The lost nodes that Slurm does not know to have been started again since.

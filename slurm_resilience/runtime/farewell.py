@@ -58,7 +58,10 @@ class Farewell:
     def requeue_ended(self, it: i.RequeueEnded) -> None:
         """The recipe has run."""
         self._outbox.record("requeue_done" if it.ok else "requeue_failed", **it.fields)
-        if it.ok:
+        if it.ok and it.fields.get("action") == "resubmitted":
+            # Not 75: a site may requeue jobs that end with it (RequeueExit), and not 0: the run is not complete.
+            self._end("requeued", self._decision, self._decision.exit_code)
+        elif it.ok:
             self._end("requeued", self._decision, ExitCode.REQUEUED)
         else:
             reason = f"{self._decision.reason}; but {it.reason}"

@@ -12,12 +12,13 @@ from submitit.slurm.slurm import SlurmJob
 from slurm_resilience._atomic import read_json, write_json_atomic
 from slurm_resilience.errors import Cause, ConfigError, ResilienceError
 from slurm_resilience.observe.events import read_events
+from slurm_resilience.runtime.resubmit import JOB_FILE
 from slurm_resilience.runtime.run_folder import RunFolder, RunStatus
 from slurm_resilience.submit.handles import DoneHandle, Handle, LocalHandle, Look, SlurmHandle
 from slurm_resilience.submit.payload import CallFolder, Result
 
 VERSION = 1
-FILE_NAME = "job.json"
+FILE_NAME = JOB_FILE
 # A network file system may show a file on another node some seconds late.
 _RESULT_PATIENCE_S = 15.0
 _LOOK_EVERY_S = (0.5, 10.0)
@@ -230,7 +231,19 @@ class ResilientJob(SlurmJob[R]):
         now = time.monotonic()
         if self._last is None or (not self._last.final and (force or now - self._last_at > 1.0)):
             self._last, self._last_at = self._get_handle().look(), now
+            if self._last.final and self._moved():
+                self._last = self._get_handle().look()
         return self._last
+
+    def _moved(self) -> bool:
+        """The run goes on in another job: where Slurm did not let this one come back, it was submitted again."""
+        description = read_json(self._run_dir / FILE_NAME)
+        if not isinstance(description, dict) or description.get("job_id") in (None, self._description["job_id"]):
+            return False
+        self._description, self._handle = description, None
+        self._job_id = str(description["job_id"])
+        self._paths = RunPaths(self._run_dir, self.job_id)
+        return True
 
     def _get_handle(self) -> Handle:
         if self._handle is None:

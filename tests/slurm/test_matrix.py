@@ -81,7 +81,12 @@ class Cell:
 
     def until(self, kind: str, *, count: int = 1, within: float = 200) -> None:
         what = f"{count} x {kind} of job {self.job} (now {self.slurm('JobState')} {self.slurm('Reason')})"
-        self.sandbox.wait_for(lambda: len(self.events(kind)) >= count, within, what=what)
+        self.sandbox.wait_for(lambda: len(self.events(kind)) >= count or self.over(), within, what=what)
+        assert len(self.events(kind)) >= count, f"the run is over: {self.waiting.communicate()}"
+
+    def over(self) -> bool:
+        """The job object says that the run has ended."""
+        return self.waiting.poll() is not None
 
     def slurm(self, name: str) -> str:
         return self.sandbox.job(self.job).get(name, "")

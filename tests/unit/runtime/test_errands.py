@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +48,7 @@ class Slurm:
 def errands(slurm: Any) -> tuple[Errands, queue.Queue[Any]]:
     answers: queue.Queue[Any] = queue.Queue()
     made = Errands(
-        slurm, job_id="7", restart=0, nodes=("n1",), run_id="r", lead_s=0.0, config={"KillWait": "30 sec"}, answer=answers.put
+        slurm, job_id="7", restart=0, nodes=("n1",), run_id="r", run_dir=Path("/r"), lead_s=0.0, config={"KillWait": "30 sec"}, answer=answers.put
     )
     return made, answers
 
