@@ -24,6 +24,9 @@ export RESILIENCE_SIGNAL_LEAD_S=90
 # ---- body --------------------------------------------------------------------------------------------------------
 set -u -o pipefail
 
+# Slurm's copy of this file, to be queued again where Slurm does not let the job come back.
+export RESILIENCE_BATCH_SCRIPT=$0
+
 # Slurm signals everything in the job.  The warning is for the agents and the supervisor, who handle it; this shell must
 # outlive it, or nobody would be left to start the supervisor again, and Slurm would take the job for finished.
 trap '' TERM CONT USR1 USR2
