@@ -75,6 +75,7 @@ class Agent:
         )  # fmt: skip
         self._beat_at = self._seen_at = 0.0
         self._blind = Blind(time.monotonic())
+        self._held: tuple[float, float] | None = None  # since when ranks wait for an answer, and until when
         self._code: int | None = None
         self._warmth: tuple[bool | None, str] = (None, "")
 
@@ -95,6 +96,7 @@ class Agent:
             self._work.tick(now)
             if now >= self._beat_at:
                 self._beat(now)
+            self._let_go(now)
             self._check_lease(now)
             self._hold_ranks()
             if os.getppid() != self._guardian:
@@ -118,7 +120,12 @@ class Agent:
     def _was_frozen(self, now: float, seconds: float) -> None:
         """A stopped process wakes up with an old view.  The sockets have been read by now; say that we live, and look on."""
         self._say(f"this agent did not run for {seconds:.1f} s")
-        self._lease.wake(now)
+        if self._work.busy and not self._work.stopping and now > self._lease.hard_end():
+            self._held = (now, self._lease.hold(now))
+            self._work.hold_ranks()
+            self._say("its ranks are stopped until the supervisor says that they are still wanted")
+        else:
+            self._lease.wake(now)
         self._beat(now)
 
     def _check_lease(self, now: float) -> None:
@@ -132,10 +139,22 @@ class Agent:
         if age > self._orphan_s and not self._work.stopping:
             self._end(f"no supervisor for {age:.0f} s", ExitCode.NODE_LOST)
 
+    def _let_go(self, now: float) -> None:
+        """Ranks that were held go on when the supervisor has answered: it was away as well, and has not given them up."""
+        if self._held is None:
+            return
+        if self._work.stopping or not self._work.busy:
+            self._held = None
+        elif self._lease.since >= self._held[0]:
+            self._say(f"the supervisor still wants them: they go on after {now - self._held[0]:.2f} s")
+            self._held = None
+            self._work.let_go()
+
     def _hold_ranks(self) -> None:
         """Should this process be stopped, the guardian knows until when what runs here may do so."""
         if self._work.busy:
-            self._deadman.hold(self._lease.hard_end(), self._work.launchers.processes())
+            until = max(self._lease.hard_end(), self._held[1] if self._held is not None else 0.0)
+            self._deadman.hold(until, self._work.launchers.processes())
         else:
             self._deadman.release()
 

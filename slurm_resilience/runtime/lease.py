@@ -9,6 +9,7 @@ from __future__ import annotations
 FROZEN_S = 1.0  # a turn of the loop that took longer: this process was stopped, or starved
 _GRACE_S = 0.5  # for the answer to the beat that an agent sends when it wakes up
 _MARGIN_S = 0.75  # for killing
+_HELD_S = 2.0  # for an answer, while nothing runs here
 
 
 class Lease:
@@ -30,6 +31,14 @@ class Lease:
         supervisor cannot have launched elsewhere.
         """
         self._grace_until = min(now + _GRACE_S, self.hard_end())
+
+    def hold(self, now: float) -> float:
+        """This process was stopped until now, for so long that the ranks may have been given up; they are stopped, and wait.
+
+        All of the job may have been suspended, the supervisor too: it is asked.  Returns until when.
+        """
+        self._grace_until = now + _HELD_S
+        return self._grace_until
 
     def age(self, now: float) -> float:
         """Seconds since the supervisor can be proven to have heard this node."""

@@ -116,6 +116,19 @@ class Workplace:
         """Stop whatever is here, of any attempt."""
         self._begin_stop(self.fence, why)
 
+    def hold_ranks(self) -> None:
+        """Stop all processes of the ranks, so that nothing runs that may not; they can be killed as well as before."""
+        self._signal_ranks(signal.SIGSTOP)
+
+    def let_go(self) -> None:
+        """Let them go on."""
+        self._signal_ranks(signal.SIGCONT)
+
+    def _signal_ranks(self, number: int) -> None:
+        spare = self.launchers.processes() | set(self._loop.helpers())
+        for process in descendants(os.getpid(), spare=spare):
+            send_signal(process, number)
+
     def tick(self, now: float) -> None:
         """Go on with everything that can go on."""
         self._bury()

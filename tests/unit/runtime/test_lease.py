@@ -50,3 +50,15 @@ def test_it_never_outlasts_the_supervisors_patience(moves: list[tuple[float, str
             lease.wake(now)
         if now > heard + LOST - 0.75:
             assert lease.has_ended(now)
+
+
+def test_while_nothing_runs_there_is_time_to_ask() -> None:
+    """All of the job may have been suspended: the ranks are held until the supervisor has answered."""
+    lease = Lease(SILENCE, LOST, 100.0)
+    assert lease.hold(190.0) > 191.0
+    assert not lease.has_ended(191.0)
+    assert lease.has_ended(193.0)
+    lease.hold(190.0)
+    lease.renew(190.1)
+    assert not lease.has_ended(192.0)
+    assert lease.has_ended(193.0)

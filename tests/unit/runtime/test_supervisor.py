@@ -20,6 +20,7 @@ from slurm_resilience.errors import ExitCode
 from slurm_resilience.observe.incidents import Incidents
 from slurm_resilience.runtime.address import SupervisorAddress
 from slurm_resilience.runtime.messages import Hello
+from slurm_resilience.runtime.processes import Process, descendants
 from slurm_resilience.runtime.run_folder import RunFolder
 
 PATIENCE_S = 90.0
@@ -189,6 +190,28 @@ def test_a_run_from_start_to_end_and_again(runs: Callable[..., Run]) -> None:
     assert run.end() == ExitCode.OK
     assert run.last("run_completed")["step"] == 40
     assert run.last("resumed")["step"] == 30
+
+
+@pytest.mark.parametrize("seconds", [6.0, pytest.param(90.0, marks=pytest.mark.long)])
+def test_all_of_a_job_suspended_and_resumed_is_no_alarm(seconds: float, runs: Callable[..., Run]) -> None:
+    """As `scontrol suspend` and `resume` do it: every process stops, supervisor and guardians too, longer than any limit."""
+    run = runs(nodes=2)
+    run.training(1)
+    everybody = [process for process in descendants(run.process.pid) if process.state not in ("Z", "X")]
+    everybody.append(Process(run.process.pid, 0, "", 0))
+    assert len(everybody) >= 7, "supervisor, two guardians, agents and ranks"
+    ranks = [run.rank(number) for number in range(2)]
+    for process in everybody:
+        os.kill(process.pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    for process in everybody:
+        os.kill(process.pid, signal.SIGCONT)
+    saved = run.count("checkpoint_committed")
+    run.wait("training after it", lambda: run.count("checkpoint_committed") > saved + 3)
+    assert all(alive(rank) for rank in ranks)
+    assert run.last("supervisor_was_frozen")["seconds"] > seconds / 2
+    assert run.count("fault_detected") == run.count("agent_lost") == 0
+    assert run.count("attempt_started") == 1
 
 
 def test_a_rank_an_agent_and_the_supervisor_are_killed_and_the_run_goes_on(runs: Callable[..., Run]) -> None:
