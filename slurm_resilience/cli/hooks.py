@@ -50,6 +50,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     check = add("check", "validate the configuration, permissions and slurm.conf; ends with 1 when something is wrong")
     check.add_argument("--slurm-conf", type=Path, metavar="FILE", help="also look at this slurm.conf")
     check.add_argument("--write", action="store_true", help="compile the configuration for the hooks when it is right")
+    check.add_argument("--roll-back", action="store_true", help="compile the configuration before this one again")
     add("status", "what the hooks have seen and done, from the ledgers of this machine").add_argument(
         "--days", type=float, default=7, metavar="N", help="look back so far (default: 7)"
     )
@@ -126,9 +127,9 @@ def _check(args: argparse.Namespace) -> int:
     from slurm_resilience.hooks.admin import configuration, inspect
 
     places = _places(args)
-    if args.write:
+    if args.write or args.roll_back:
         _root_only()
-        configuration.compile_file(places.config, places.compiled)
+        (configuration.roll_back if args.roll_back else configuration.compile_file)(places.config, places.compiled)
     found = inspect.inspect(places, args.slurm_conf)
     wrong = any(finding.level == "error" for finding in found)
     if args.json:

@@ -239,8 +239,10 @@ def _lemons(args: argparse.Namespace) -> int:
     from slurm_resilience.hooks.admin import lemons
 
     since = time.time() - args.days * 86400
+    excluded = _excluded_by(args)
     found = lemons.rank(
-        lemons.signals(path.parent.name, ledger.entries(str(path)), since) for path in sorted(args.state.glob("*/ledger.jsonl"))
+        lemons.signals(path.parent.name, ledger.entries(str(path)), since, excluded.get(path.parent.name, 0))
+        for path in sorted(args.state.glob("*/ledger.jsonl"))
     )
     if args.json:
         print(json.dumps([suspect.to_dict() for suspect in found]))
@@ -253,6 +255,22 @@ def _lemons(args: argparse.Namespace) -> int:
     for suspect in found:
         print(f"{suspect.node:<12} {suspect.score:>5.1f}  " + "  ".join(f"{getattr(suspect, n):>{len(n)}}" for n in names))
     return ExitCode.OK
+
+
+def _excluded_by(args: argparse.Namespace) -> dict[str, int]:
+    """Node → jobs in the queue that exclude it; nothing where Slurm does not say: it is the least of the signals."""
+    from slurm_resilience.hooks import slurm
+    from slurm_resilience.slurm.nodeset import expand
+
+    counts: dict[str, int] = {}
+    try:
+        rows = slurm.call(_world(args), "squeue", "-h", "-t", "all", "-O", "ExcNodes:2000").split()
+    except (slurm.NoAnswer, slurm.Refused):
+        return counts
+    for row in rows:
+        for name in expand(row) if row not in ("N/A", "(null)") else ():
+            counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def _budget(args: argparse.Namespace) -> int:

@@ -55,7 +55,7 @@ def try_return(world: "World", all_ok: bool) -> str:
     today = _today(world)
     node = slurm.this_node(slurm.all_nodes(world), world.node)
     why = may_return(
-        node, own, passes, int(world.number("return", "passes", 3)), time.time() - float(str(own["at"])),
+        node, own, passes, int(world.number("return", "passes", 3)), held_s(own, world.boot),
         world.number("return", "hold_s", 600), len(today), int(world.number("return", "per_day", 3)),
     )  # fmt: skip
     if why.startswith("gone"):
@@ -73,6 +73,13 @@ def try_return(world: "World", all_ok: bool) -> str:
     time.sleep(min(slurm.SETTLE_S, world.remaining(slurm.SETTLE_S)))
     look_back(world)
     return "returned"
+
+
+def held_s(own: "dict[str, object]", boot: str) -> float:
+    """How long the drain has stood: by the clock that does not jump, as long as the node has not been booted anew."""
+    if own.get("boot") == boot and "steady" in own:
+        return time.monotonic() - float(str(own["steady"]))
+    return time.time() - float(str(own["at"]))
 
 
 def _mark(world: "World", check: str, at: float) -> None:

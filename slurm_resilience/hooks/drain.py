@@ -93,7 +93,8 @@ def _drain(world: "World", result: "Result") -> Outcome:
     at = time.time()
     text = f"{result.blame}: {result.text}"
     reason = reasons.compose(result.check, result.word, result.where, world.job.id, at, world.boot, text)
-    remember(world, {"reason": reason, "check": result.check, "at": at, "boot": world.boot, "confirmed": False})
+    remember(world, {"reason": reason, "check": result.check, "at": at, "boot": world.boot, "steady": time.monotonic(),
+                     "confirmed": False})  # fmt: skip
     slurm.update(world, "State=DRAIN", "Reason=" + reason)
     files.remove(world.path(PENDING))
     return confirm(world)

@@ -114,6 +114,11 @@ class Site:
     def look(self, name: str) -> None:
         self.run("healthcheck", name)
 
+    def looked(self, name: str) -> nodes.Node:
+        """The node after one more look."""
+        self.look(name)
+        return self.node(name)
+
     def records(self, name: str, *kinds: str) -> list[dict[str, Any]]:
         found = ledger.entries(str(self.places.state / name / ledger.NAME))
         return [entry for entry in found if not kinds or entry["what"] in kinds]
@@ -333,7 +338,7 @@ def test_a_dead_controller_delays_no_epilog_beyond_its_deadline_and_the_verdict_
     site.sandbox.fault("restart-controller")
     assert site.drained() == []
     # slurmctld asks its nodes first whether they are there; those that have not answered yet count as out
-    site.sandbox.wait_for(lambda: (site.look("n1"), site.drained() == ["n1"])[1], 60, what="the drain")
+    site.sandbox.wait_for(lambda: site.looked("n1") and site.drained() == ["n1"], 60, what="the drain")
 
 
 def test_a_hanging_scontrol_is_bounded(site: Site) -> None:
@@ -445,7 +450,7 @@ def test_an_admins_drain_between_our_read_and_our_return_is_back_after_us(site: 
     site.look("n1")
     assert site.node("n1").drained
     site.look("n1")
-    site.sandbox.wait_for(lambda: (site.look("n1"), site.node("n1").reason == ADMIN)[1], 30, what="the admin's drain")
+    site.sandbox.wait_for(lambda: site.looked("n1").reason == ADMIN, 30, what="the admin's drain")
     assert site.node("n1").drained
     assert site.records("n1", "foreign_drain_restored")
     for _ in range(3):
@@ -458,7 +463,7 @@ def test_an_admins_drain_between_our_read_and_our_drain_is_back_after_us(site: S
     site.configure(scontrol=meddling(site, "State=DRAIN", then))
     site.flag("n1")
     site.look("n1")
-    site.sandbox.wait_for(lambda: (site.look("n1"), site.node("n1").reason == ADMIN)[1], 30, what="the admin's drain")
+    site.sandbox.wait_for(lambda: site.looked("n1").reason == ADMIN, 30, what="the admin's drain")
 
 
 def test_a_hold_keeps_a_node_out_until_it_is_released(site: Site) -> None:
@@ -512,7 +517,7 @@ def test_a_drain_set_while_the_node_reboots_holds_after_it(site: Site) -> None:
     site.sandbox = Sandbox.up(nodes=4, name=site.sandbox.layout.name, settings=site.settings(HealthCheckInterval=3600))
     site.sandbox.fault("power-on", "n1")
     site.sandbox.wait_for(lambda: "REBOOT_ISSUED" not in site.node("n1").flags, 60, what="the node's return")
-    site.sandbox.wait_for(lambda: (site.look("n1"), site.node("n1").reason == ADMIN)[1], 40, what="the admin's drain")
+    site.sandbox.wait_for(lambda: site.looked("n1").reason == ADMIN, 40, what="the admin's drain")
     assert site.node("n1").drained
 
 

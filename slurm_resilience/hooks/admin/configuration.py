@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from slurm_resilience._atomic import write_atomic, write_json_atomic
 from slurm_resilience.errors import ConfigError, nearest
 from slurm_resilience.hooks import budget, checks, engine
 from slurm_resilience.hooks.world import VERSION
@@ -94,11 +95,37 @@ return: {passes: 3, hold_s: 600, per_day: 3}
 
 def compile_file(path: Path, into: Path) -> dict[str, Any]:
     """Read, validate, and write the compiled form next to it for root's hooks.  Raises :class:`ConfigError`."""
-    from slurm_resilience._atomic import write_json_atomic
-
     compiled = read(path)
+    keep(path)
     write_json_atomic(into, compiled, mode=0o644)
     return compiled
+
+
+def keep(path: Path) -> None:
+    """Keep a copy of what is being compiled, and of what was compiled before it."""
+    text, (now, before) = path.read_text(encoding="utf-8"), kept(path)
+    last = now.read_text(encoding="utf-8") if now.exists() else None
+    if last != text:
+        if last is not None:
+            write_atomic(before, last)
+        write_atomic(now, text)
+
+
+def kept(path: Path) -> tuple[Path, Path]:
+    """Where the copies are: of the configuration that is compiled now, and of the one before."""
+    return path.with_name(path.name + ".compiled"), path.with_name(path.name + ".before")
+
+
+def roll_back(path: Path, into: Path) -> dict[str, Any]:
+    """The configuration that was compiled before this one is the one again.  Raises :class:`ConfigError`."""
+    before = kept(path)[1]
+    if not before.exists():
+        raise ConfigError(f"There is no configuration before {path}", evidence=f"{before} does not exist",
+                          remedy="it is kept from the second `hooks check --write` on")  # fmt: skip
+    text = before.read_text(encoding="utf-8")
+    compile_text(text, str(before))
+    write_atomic(path, text)
+    return compile_file(path, into)
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -23,6 +23,7 @@ PREFIX = Path("/usr/local/lib/slurm-resilience-hooks")
 STATE = Path("/var/lib/slurm-resilience/hooks")
 PYTHONS = ("/usr/libexec/platform-python", "/usr/bin/python3")
 BACKUP = ".before-slurm-resilience"
+LUA = ("job_submit.lua", "cli_filter.lua")  # beside the hooks, for the admin to put beside slurm.conf
 INTERVAL_S = 300
 _LOGROTATE = """{state}/*/ledger.jsonl {{
     weekly
@@ -115,6 +116,8 @@ def plan(
             todo.lines["HealthCheckInterval"] = str(INTERVAL_S)
         if "HealthCheckNodeState" not in todo.lines and not todo.before.get("HealthCheckNodeState"):
             todo.lines["HealthCheckNodeState"] = "ANY"
+    for name in LUA:
+        todo.changes.append(Change(todo.on_disk(places.prefix / "lua" / name), entries.shipped(name)))
     rotate = todo.on_disk(logrotate_of(places))
     if rotate.parent.is_dir() or places.prefix != PREFIX:
         todo.changes.append(Change(rotate, _LOGROTATE.format(state=places.state)))
@@ -138,6 +141,7 @@ def apply(todo: Installation, *, write_slurm_conf: bool = False) -> list[str]:
     compiled = {**configuration.read(config), "source": str(places.config)}
     out = Change(todo.on_disk(places.compiled), json.dumps(compiled, sort_keys=True) + "\n")
     if out.needed():
+        configuration.keep(config)
         write_atomic(out.path, out.text or "")
         os.chmod(out.path, 0o644)
         changed.append(str(out.path))
@@ -173,7 +177,9 @@ def uninstall(places: Places, *, root: Path = Path("/"), slurm_conf: Path | None
         text = with_settings(slurm_conf.read_text(encoding="utf-8"), {key: before[key] for key in ours})
         write_atomic(slurm_conf, text, mode=slurm_conf.stat().st_mode & 0o777)
         gone.append(str(slurm_conf))
-    folders = [places.prefix] + ([places.state, places.config, places.compiled] if purge else [])
+    folders = [places.prefix] + (
+        [places.state, places.config, places.compiled, *configuration.kept(places.config)] if purge else []
+    )
     for path in [*folders, logrotate_of(places)]:
         there = todo.on_disk(path)
         if there.is_dir():

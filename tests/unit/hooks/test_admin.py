@@ -96,6 +96,21 @@ def test_what_is_compiled_is_what_the_hooks_believe_until_the_source_changes(pla
         world.load_settings(str(places.compiled))
 
 
+def test_a_change_is_rolled_back_to_what_was_compiled_before(places: Places) -> None:
+    install.apply(install.plan(places))
+    first = places.config.read_text()
+    with pytest.raises(ConfigError, match="no configuration before"):
+        configuration.roll_back(places.config, places.compiled)
+    places.config.write_text("mode: drain\nchecks: {cpu: {}}\n")
+    configuration.compile_file(places.config, places.compiled)
+    places.config.write_text("mode: [broken")
+    assert configuration.roll_back(places.config, places.compiled)["checks"]["memory"]["mode"] == "observe"
+    assert places.config.read_text() == first
+    assert world.load_settings(str(places.compiled))["checks"]
+    configuration.roll_back(places.config, places.compiled)
+    assert json.loads(places.compiled.read_text())["checks"]["cpu"]["mode"] == "drain", "and forth"
+
+
 # --- installing ---
 
 SLURM_CONF = "ClusterName=x\nprolog = /site/prolog # ours\nEpilog=/site/epilog.d/*\nHealthCheckInterval=0\nNodeName=n1\n"
@@ -116,6 +131,7 @@ def test_install_twice_is_once_and_uninstall_restores(places: Places, root_folde
     assert "NodeName=n1" in text
     assert (root_folder / "slurm.conf.before-slurm-resilience").read_text() == SLURM_CONF
     assert "chained='/site/prolog'" in places.entry("prolog").read_text()
+    assert "slurm_job_submit" in (places.prefix / "lua" / "job_submit.lua").read_text()
     assert install.apply(install.plan(places, slurm_conf=path), write_slurm_conf=True) == []
     assert "chained='/site/prolog'" in places.entry("prolog").read_text(), "we do not chain ourselves"
     install.uninstall(places, slurm_conf=path)
@@ -252,6 +268,12 @@ def test_hysteresis() -> None:
 
 
 OURS: dict[str, object] = {"reason": "sr:gpu x", "user": "root", "since": 100.0, "at": 100.0, "check": "gpu"}
+
+
+def test_a_drain_stands_for_as_long_as_the_clock_that_does_not_jump_says() -> None:
+    at, steady = time.time() - 7200, time.monotonic() - 30
+    assert comeback.held_s({"at": at, "steady": steady, "boot": "b"}, "b") == pytest.approx(30, abs=5)
+    assert comeback.held_s({"at": at, "steady": steady, "boot": "b"}, "another") == pytest.approx(7200, abs=5)
 
 
 def drained(

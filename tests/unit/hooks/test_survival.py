@@ -218,6 +218,23 @@ def test_a_check_that_hangs_costs_its_time_and_no_more(places: Places) -> None:
     assert told["gpu"]["fails"] == 0
 
 
+def test_a_clock_that_jumps_is_recorded_and_nothing_else(places: Places) -> None:
+    reconfigure(places, "mode: drain\nchecks: {clock: {}, memory: {contexts: [prolog, periodic, boot]}}\n")
+    call(places, "healthcheck")
+    memo = places.state / "n1" / "memo-clock.json"
+    for jump in (-86400, 86400):
+        told = json.loads(memo.read_text())
+        memo.write_text(json.dumps({**told, "wall": told["wall"] + jump}))
+        found = call(places, "healthcheck")
+        last = [entry for entry in found if entry["what"] == "check" and entry["check"] == "clock"][-1]
+        assert (last["status"], last["word"]) == ("warn", "jump")
+        assert {entry["what"] for entry in found} <= {"check", "no_answer"}
+        call(places, "healthcheck")
+    before = json.loads((places.state / "n1" / "verdict.json").read_text())["checks"]["memory"]["steady"]
+    call(places, "prolog")
+    assert json.loads((places.state / "n1" / "verdict.json").read_text())["checks"]["memory"]["steady"] == before, "still fresh"
+
+
 def test_a_check_that_crashes_or_hangs_takes_no_other_with_it(places: Places) -> None:
     """The quick checks share a child; one that never answers is unknown, the others are what they are."""
     text = "mode: drain\nchecks: {cpu: {timeout_s: 1}, memory: {}, memory_errors: {}, leftovers: {}}\n"
