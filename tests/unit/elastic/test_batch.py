@@ -88,6 +88,15 @@ def test_the_reduced_gradient_is_the_single_process_gradient(plan, random, loss,
     assert (total / plan.dp_ranks if reduce == "mean" else total) == sum(gradients) / plan.global_batch
 
 
+def test_pass_by_pass_the_ranks_take_the_cuts_of_one_process_in_its_order() -> None:
+    """Pass p of rank r of W is cut p*W + r: a pass over all ranks sees what stands together in a single process."""
+    for deal in ("even", "whole"):
+        plan = BatchPlan(48, 4, 3, deal)
+        passes = [plan.micro_batches(rank) for rank in range(3)]
+        taken = [[passes[rank][number].positions for rank in range(3)] for number in range(plan.accumulation)]
+        assert taken == [[range(4 * cut, 4 * cut + 4) for cut in range(3 * number, 3 * number + 3)] for number in range(4)]
+
+
 def test_the_seed_case_2048_over_48() -> None:
     plan = plan_batch(2048, 4, 48)
     assert plan.runs == ((32, 43), (16, 42))

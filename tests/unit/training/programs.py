@@ -500,3 +500,119 @@ def follow_own_entry(step_of_rank: int) -> int:
 
     CheckpointStore.candidates = stale  # type: ignore[method-assign]
     return int(train(9)["start"])
+
+
+class Pieces:
+    """Shards of uneven sizes, one of them empty; a sample is its shard and its place."""
+
+    sizes = (7, 0, 13, 2, 5, 11, 1, 9)
+    num_shards = len(sizes)
+
+    def read_shard(self, shard: int, skip: int) -> Any:
+        yield from ((shard, place) for place in range(skip, self.sizes[shard]))
+
+
+def train_streamed(total: int) -> dict[str, Any]:
+    """Train from a stream with workers that read ahead; what was trained on, by epoch."""
+    import multiprocessing
+
+    import torch
+
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # else it may have no workers
+
+    from slurm_resilience import Run
+
+    run = Run(checkpoint={"every_min": None})
+    run.init_process_group()
+    model = wrap(make_model(), "ddp" if run.world_size > 1 else "none")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    run.register(model=model, optimizer=optimizer)
+    stream = run.loader(Pieces(), 9, 2, collate_fn=list, num_workers=2, prefetch_factor=3, multiprocessing_context="fork")
+    run.resume()
+    out: dict[str, Any] = {"trained": {}, "passes": {}, "weights": {}}
+    for step in run.steps(total):
+        optimizer.zero_grad()
+        micros = 0
+        for micro, places in stream(step):
+            x, y = sample([100 * shard + place for shard, place in places])
+            with run.accumulate(micro):
+                run.scale_loss(torch.nn.functional.cross_entropy(model(x), y), micro).backward()
+            micros += 1
+            if not micro.filler:
+                out["trained"].setdefault(stream.epoch, []).extend(places)
+                out["weights"][step] = out["weights"].get(step, 0.0) + micro.weight
+        out["passes"][step] = micros
+        optimizer.step()
+    stream.close()
+    return out
+
+
+STAGES = ("choosing", "comparing", "marking", "planning", "loading", "putting back", "checking", "generators", "accepting")
+
+
+def resume_where_one_fails(checkpoints: str, room: str) -> dict[str, tuple[str, str, float, int]]:
+    """Resume once for each stage, in which one rank alone fails: what every rank was told, and after how long.
+
+    Each has checkpoints of its own to resume from, since a failure may condemn them.
+    """
+    import contextlib
+    import shutil
+    from unittest import mock
+
+    import torch
+    import torch.distributed as dist
+
+    from slurm_resilience import Run
+    from slurm_resilience.checkpoint.dcp.read import ShardReader
+    from slurm_resilience.checkpoint.store import CheckpointStore
+    from slurm_resilience.training import rng
+    from slurm_resilience.training.state import Registry
+
+    places: dict[str, tuple[int, Any, str]] = {
+        "choosing": (0, CheckpointStore, "candidates"),
+        "comparing": (1, CheckpointStore, "manifest"),
+        "marking": (0, CheckpointStore, "mark_attempted"),
+        "planning": (1, ShardReader, "check"),
+        "loading": (1, ShardReader, "read"),
+        "putting back": (1, Registry, "restore"),
+        "generators": (1, rng, "restore"),
+        "accepting": (0, CheckpointStore, "mark_verified"),
+    }
+    told: dict[str, tuple[str, str, float, int]] = {}
+    for stage in (*STAGES, ""):
+        copy = Path(room) / (stage or "all is well")
+        run = Run(checkpoint={"dir": str(copy)})
+        run.init_process_group()
+        if run.rank == 0:
+            shutil.copytree(checkpoints, copy)
+        dist.barrier()
+        model = wrap(make_model(), "fsdp")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=200)
+        run.register(model=model, optimizer=optimizer, scheduler=scheduler)
+        run.batches(101, 22, 3)
+        fault = OSError(5, f"the disk of {stage}")
+
+        def later(_: Any, fault: OSError = fault) -> Any:  # candidates() is a generator: it fails where it is asked
+            raise fault
+            yield
+
+        if stage == "checking":
+
+            def check(_: Any, fails: bool = run.rank == 1, fault: OSError = fault) -> Any:
+                if fails:
+                    raise fault
+                return iter(())
+
+            run.verify_with(check)
+        rank, owner, name = places.get(stage, (-1, None, ""))
+        began = time.monotonic()
+        try:
+            how = {"new": later} if stage == "choosing" else {"side_effect": fault}
+            with mock.patch.object(owner, name, **how) if run.rank == rank else contextlib.nullcontext():
+                run.resume()
+        except Exception as error:
+            told[stage] = (type(error).__name__, str(error), time.monotonic() - began, run.rank)
+        else:
+            told[stage] = ("", "", time.monotonic() - began, run.rank)
+    return told

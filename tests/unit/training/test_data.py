@@ -24,6 +24,15 @@ def test_looking_ahead_changes_nothing(looks: list[int]) -> None:
     assert [prefetched.global_ids(step) for step in range(8)] == [plain.global_ids(step) for step in range(8)]
 
 
+def test_a_completed_steps_samples_are_not_given_again() -> None:
+    one = batches()
+    one.advance(3)
+    assert one.global_ids(3) == batches().global_ids(3)
+    for step in (0, 2):
+        with pytest.raises(ConfigError, match=f"Batches of step {step} were asked for, but the run stands at step 3"):
+            one.global_ids(step)
+
+
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(1, 5)), min_size=1, max_size=6))
 def test_through_any_worlds_each_epoch_has_each_sample_once(parts: list[tuple[int, int]]) -> None:
     step, state = 0, None

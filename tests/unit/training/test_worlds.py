@@ -170,3 +170,34 @@ def test_ranks_that_see_different_newest_checkpoints_follow_rank_0(tmp_path: Pat
     """Rank 1's directory cache is stale; nobody restores a mixture."""
     run_world(2, programs.train, 6, run_dir=tmp_path, settings=EVERY_3)
     assert run_world(2, programs.follow_own_entry, 3, run_dir=tmp_path, attempt=2, settings=EVERY_3) == [6, 6]
+
+
+def test_one_ranks_failure_in_any_stage_of_restoring_is_everybodys(tmp_path: Path) -> None:
+    run_world(3, programs.train, 3, run_dir=tmp_path, settings=EVERY_3)
+    told = run_world(
+        3, programs.resume_where_one_fails, str(tmp_path / "checkpoints"), str(tmp_path / "copies"), run_dir=tmp_path, attempt=2
+    )
+    assert all(one[""][0] == "" for one in told), "without a failure it resumes"
+    for stage in programs.STAGES:
+        kinds = {one[stage][0] for one in told}
+        assert len(kinds) == 1, f"{stage}: {[one[stage] for one in told]}"
+        assert kinds != {""}, f"{stage}: nobody was told"
+        assert all(f"the disk of {stage}" in one[stage][1] for one in told), [one[stage] for one in told]
+
+
+def test_streams_through_real_worlds_lose_nothing_that_their_workers_have_read_ahead(tmp_path: Path) -> None:
+    """4 → 3 → 2 → 4 ranks with two workers each, in mid-epoch every time: every sample once per epoch."""
+    trained: dict[int, list[tuple[int, int]]] = {}
+    for attempt, (world, total) in enumerate([(4, 3), (3, 5), (2, 8), (4, 14)], 1):
+        results = run_world(world, programs.train_streamed, total, run_dir=tmp_path, attempt=attempt)
+        assert len({tuple(one["passes"].items()) for one in results}) == 1, "a rank makes fewer passes than another"
+        for step in results[0]["passes"]:
+            assert sum(one["weights"].get(step, 0.0) for one in results) == pytest.approx(1)
+        for one in results:
+            for epoch, places in one["trained"].items():
+                trained.setdefault(epoch, []).extend(places)
+    everything = [(shard, place) for shard, size in enumerate(programs.Pieces.sizes) for place in range(size)]
+    *whole, last = (sorted(places) for _, places in sorted(trained.items()))
+    assert len(whole) >= 2
+    assert all(places == everything for places in whole)
+    assert len(set(last)) == len(last)
