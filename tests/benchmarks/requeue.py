@@ -118,7 +118,7 @@ class Bench:
                 self.sandbox.wait_for(pid.exists, 60, what="The watch")
                 yield
             finally:
-                self.sandbox.exec(["kill", "-INT", pid.read_text().strip()])
+                self.sandbox.exec(["kill", "-TERM", pid.read_text().strip()])
                 process.wait(timeout=60)
 
 

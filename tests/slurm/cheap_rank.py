@@ -1,6 +1,7 @@
 """A rank that costs nothing: no torch, no collectives; it steps, saves, stops and ends as a Run would, by the same contract.
 
 For tests of what Slurm does to a job.  RUN_DIR/enough ends it; RUN_DIR/cheap.json is its checkpoint, every 20 steps of 50 ms.
+With an argument it fails after a few steps: raise, kill, hang, or a number to exit with.
 """
 
 from __future__ import annotations
@@ -17,6 +18,16 @@ from slurm_resilience.progress.facts import FactSender
 from slurm_resilience.progress.page import PageWriter
 
 EVERY = 20
+
+
+def fail(how: str) -> None:
+    if how == "raise":
+        raise ValueError("the data is rotten")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "hang":
+        time.sleep(3600)
+    sys.exit(int(how))
 
 
 def main() -> None:
@@ -55,6 +66,8 @@ def main() -> None:
             break
         if step % EVERY == 0:
             save()
+        if step == 5 and sys.argv[1:]:
+            fail(sys.argv[1])
         if (run_dir / "enough").exists():
             facts.send("finished", step=step, outcome="completed")
             break

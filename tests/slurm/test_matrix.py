@@ -128,7 +128,7 @@ def watching(sandbox: Sandbox, shared: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            sandbox.exec(["kill", "-INT", pid.read_text().strip()])
+            sandbox.exec(["kill", "-TERM", pid.read_text().strip()])
             process.wait(timeout=60)
 
 

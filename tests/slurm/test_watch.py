@@ -44,7 +44,7 @@ def watching(sandbox: Sandbox, shared: Path) -> Iterator[list[dict[str, Any]]]:
         try:
             yield said
         finally:
-            sandbox.exec(["kill", "-INT", pid.read_text().strip()], check=True)  # its number on the login host
+            sandbox.exec(["kill", "-TERM", pid.read_text().strip()], check=True)  # its number on the login host
             out, _ = process.communicate(timeout=60)
             said += map(json.loads, out.splitlines())
 
