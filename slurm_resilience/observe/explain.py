@@ -38,8 +38,9 @@ MEANS = {
 _NEXT = frozenset(
     {
         "decided", "attempt_started", "attempt_adopted", "resumed", "started_fresh", "first_step", "requeue_started",
-        "requeue_done", "requeue_failed", "allocation_started", "supervisor_restarted", "run_failed", "run_completed",
-        "checkpoint_quarantined", "agent_lost", "node_gone", "launch_abandoned", "stop_deadline_passed", "warning_explained",
+        "requeue_done", "requeue_failed", "allocation_started", "supervisor_restarted", "supervisor_took_over", "run_failed",
+        "run_completed", "checkpoint_quarantined", "agent_lost", "node_gone", "launch_abandoned", "stop_deadline_passed",
+        "warning_explained",
     }
 )  # fmt: skip
 
@@ -48,15 +49,15 @@ _NEXT = frozenset(
 class Explanation:
     """One incident with all that belongs to it.  ``cause`` is a :class:`Cause`, or "supervisor_lost" where nothing else was.
 
-    ``record`` is None where there is none that can be read.  ``first`` is the exception that came first, or that of the rank
-    that is named where it raised one; ``others`` how many other ranks raised, too.
+    ``record`` is None where there is none that can be read.  ``first`` is the exception that began it, None where none did;
+    ``echoes`` are those that followed.
     """
 
     incident: Incident
     cause: str
     followed_by: list[_Event] = field(default_factory=list)
     first: Mapping[str, Any] | None = None
-    others: int = 0
+    echoes: list[Mapping[str, Any]] = field(default_factory=list)
     record: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -66,7 +67,7 @@ class Explanation:
         then = [{key: value for key, value in each.items() if key not in ("v", "seq", "plan")} for each in self.followed_by]
         return {
             **found, "cause": self.cause, "means": MEANS.get(self.cause, self.cause), "first_exception": self.first,
-            "later_exceptions": self.others, "decisions": [each for each in then if each["event"] == "decided"],
+            "echoes": self.echoes, "decisions": [each for each in then if each["event"] == "decided"],
             "next": [each for each in then if each["event"] != "decided"], "evidence": record,
         }  # fmt: skip
 
@@ -87,10 +88,12 @@ def _with_evidence(run_dir: Path, events: list[_Event]) -> list[Explanation]:
             continue
         each.record = _record(run_dir, each.incident.attempt)
         exceptions = sorted(raised.get(each.incident.attempt, ()), key=lambda event: float(event["t"]))
-        if exceptions:
-            own = [event for event in exceptions if event.get("rank") == each.incident.rank]
-            each.first = _exception((own or exceptions)[0])
-            each.others = len({event.get("rank") for event in exceptions}) - 1
+        # A rank that died without a word raised nothing: what the others raised are the echoes of its end.
+        own = [event for event in exceptions if each.incident.rank in (None, event.get("rank"))]
+        each.first = _exception(own[0]) if own else None
+        first_of = {event.get("rank"): event for event in reversed(exceptions)}
+        told = own[0].get("rank") if own else None
+        each.echoes = [_exception(event) for rank, event in reversed(first_of.items()) if not own or rank != told]
     return found
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from slurm_resilience.observe.explain import MEANS, Explanation
 
 _WIDTH = 118
 _TAB = 13
+_ECHOES, _ECHO_CHARS = 3, 160
+_TRACE_HEAD = 5
 _TRACE_LINES, _TAIL_LINES, _KERNEL_LINES, _RANKS = 12, 8, 5, 8
 _NAMES = {"first_step": "first step", "caught_up": "caught up"}
 
@@ -39,7 +41,9 @@ def _parts(one: Explanation) -> Iterator[tuple[str, list[str]]]:
     detail = found.detail or "nothing more is known"
     yield "why", [detail]
     if one.first is not None:
-        yield "first", list(_exception(one))
+        yield "first", list(_exception(one.first))
+    if one.echoes:
+        yield "echoes", list(_echoes(one.echoes))
     ends = [each for each in record.get("ends", ()) if one.first is None or each["rank"] != one.first.get("rank")]
     if ends:
         yield "ends", [_end(each) for each in ends[:_RANKS]] + _more(ends)
@@ -64,15 +68,22 @@ def _parts(one: Explanation) -> Iterator[tuple[str, list[str]]]:
         yield "then", then
 
 
-def _exception(one: Explanation) -> Iterator[str]:
-    first = one.first or {}
+def _exception(first: Mapping[str, Any]) -> Iterator[str]:
     message = str(first.get("message", "")).splitlines()
     at = time.strftime("%H:%M:%S", time.gmtime(float(first.get("t", 0))))
     yield f"{first.get('type')}: {message[0] if message else ''}  ({_where(first.get('rank'), first.get('node'))}, {at})"
     trace = [line for line in str(first.get("traceback", "")).rstrip().splitlines() if line.strip()]
-    yield from (f"| {line}" for line in trace[-_TRACE_LINES:])
-    if one.others > 0:
-        yield f"{one.others} other rank{'s' if one.others > 1 else ''} raised, too; what follows the first is mostly its echo"
+    if len(trace) > _TRACE_LINES:  # where the user's code began, and where it ended
+        trace = [*trace[:_TRACE_HEAD], f"  … {len(trace) - _TRACE_LINES} lines …", *trace[_TRACE_HEAD - _TRACE_LINES :]]
+    yield from (f"| {line}" for line in trace)
+
+
+def _echoes(echoes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for each in echoes[:_ECHOES]:
+        message = " ".join(str(each.get("message", "")).split())
+        yield f"{_where(each.get('rank'), each.get('node'))}: {each.get('type')}: {message[:_ECHO_CHARS]}"
+    if len(echoes) > _ECHOES:
+        yield f"and {len(echoes) - _ECHOES} more"
 
 
 def _end(each: Mapping[str, Any]) -> str:
@@ -107,6 +118,8 @@ def _then(one: Explanation) -> Iterator[str]:
                 yield f"checkpoint {event.get('name')} was quarantined: {event.get('reason')}"
             case "supervisor_restarted":
                 yield "a new supervisor took over in the same allocation"
+            case "supervisor_took_over":
+                yield f"a surviving agent took the place of the supervisor, which {event.get('node')} had taken with it"
             case "agent_lost":
                 yield f"the agent of {event['node']} was given up: {event['why']}"
             case "node_gone":

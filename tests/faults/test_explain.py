@@ -80,7 +80,7 @@ def explain(run_dir: Path) -> tuple[list[dict[str, Any]], str]:
     document = subprocess.run([*command, "--json"], check=True, capture_output=True, text=True).stdout
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     print(text)
-    return json.loads(document)["incidents"], text
+    return json.loads(document)["incidents"], " ".join(text.split())
 
 
 def nothing_of(run_dir: Path, watch: Watch) -> None:
