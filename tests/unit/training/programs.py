@@ -82,7 +82,7 @@ def train(
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         run.checkpoint()
-    out: dict[str, Any] = {"start": started, "loss": {}, "ids": {}, "samples": {}, "drawn": {}, "reduced": []}
+    out: dict[str, Any] = {"start": started, "loss": {}, "ids": {}, "samples": {}, "drawn": {}, "reduced": [], "lr": {}}
     for step in run.steps(total):
         try:
             optimizer.zero_grad()
@@ -98,6 +98,7 @@ def train(
                 taken += [] if micro.filler else micro.indices
             norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
+            out["lr"][step] = scheduler.get_last_lr()
             scheduler.step()
             whole = run.sum(mean)
             run.report(loss=whole, grad_norm=norm)

@@ -40,6 +40,7 @@ def test_four_three_two_four_ranks_are_the_same_experiment(tmp_path: Path, undis
         for rank, result in enumerate(results):
             assert result["loss"] == results[0]["loss"], rank
             assert result["ids"] == {step: undisturbed["ids"][step] for step in result["ids"]}
+            assert result["lr"] == {step: undisturbed["lr"][step] for step in result["lr"]}, "the rate follows the world"
             assert result["rng"] == (None if attempt == 1 else "derived")
             if kind == "fsdp":  # gradients cross the ranks at the last micro-batch only
                 assert set(result["reduced"]) == {(False, False), (True, True)}
