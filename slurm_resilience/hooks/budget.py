@@ -35,7 +35,12 @@ class Decision:
 
 
 def allowed(total: int, most: float, percent: float) -> int:
-    """How many of ``total`` nodes may be out: the smaller of both limits, and one in any case, or small clusters get none."""
+    """How many of ``total`` nodes may be out: the smaller of both limits, but one at least, or small clusters get none.
+
+    A limit of 0 means none.
+    """
+    if most <= 0 or percent <= 0:
+        return 0
     return max(1, min(int(most), int(total * percent // 100)))
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 KILL = 9
 PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
+MOST_MEMORY = 1 << 30
 LAST_WORDS_S = 0.2  # for output that a grandchild still holds open after its parent has ended
 
 
@@ -131,8 +132,26 @@ def start(function: "Callable[[], str]", what: str, pipes: int = 1) -> Running:
     return Running(pid, [reading for reading, _ in ends], what, started)
 
 
+def bound_memory() -> None:
+    """No more than a gigabyte for this process, whatever it reads: running out of it is an error here, not the node's end."""
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    most = MOST_MEMORY if hard == resource.RLIM_INFINITY else min(MOST_MEMORY, hard)
+    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+
+
+def _unbound_memory() -> None:
+    """For tools, some of which reserve more addresses than that."""
+    import resource
+
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
 def _execute(argv: "list[str]", env: "dict[str, str]", telling: int) -> str:
     try:
+        _unbound_memory()
         os.execve(argv[0], argv, env)  # noqa: S606
     except OSError as error:
         os.write(telling, (error.strerror or str(error)).encode())

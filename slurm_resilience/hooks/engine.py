@@ -129,6 +129,7 @@ def _together(quick: "list[Plan]", asked: "dict[str, Callable[[], str]]") -> "di
 def _ask(world: "World", plan: Plan, deadline: float, job: "Job", root: str) -> "Callable[[], str]":
     def function() -> str:
         started = time.monotonic()
+        child.bound_memory()
         if plan.command:
             result = _site(world, plan, deadline, job)
         else:

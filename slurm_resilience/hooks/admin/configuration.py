@@ -58,6 +58,7 @@ _LISTS = {
     "ports": re.compile(r"[A-Za-z0-9_-]+:[0-9]+"),
     "names": re.compile(r"[A-Za-z0-9@._:\\-]+"),
 }  # fmt: skip
+_MATCH = re.compile(r"(?:[A-Za-z0-9_.*,-]|\[[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\])+")
 _PATH_OPTIONS = ("path", "mount", "type", "read_only_ok", "free_percent", "full_drains")
 _CHECK_KEYS = ("mode", "contexts", "timeout_s", "severity", "after_fails", "options", "nodes")
 _SITE_KEYS = (*_CHECK_KEYS[:5], "nodes", "command", "blame")
@@ -142,6 +143,7 @@ def compile_text(text: str, name: str = "hooks.yaml") -> dict[str, Any]:
     import yaml
 
     try:
+        _once(yaml.compose(text, Loader=yaml.SafeLoader), name)
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"{name} is not YAML", evidence=" ".join(str(error).split())) from error
@@ -166,6 +168,17 @@ def compile_text(text: str, name: str = "hooks.yaml") -> dict[str, Any]:
     entries = _mapping(value.get("checks", {}), f"{name}: checks")
     compiled["checks"] = {key: _check(key, entry, mode, compiled, f"{name}: checks.{key}") for key, entry in entries.items()}
     return compiled
+
+
+def _once(node: Any, where: str) -> None:
+    """A key that stands there twice is refused: YAML itself would drop the first one without a word."""
+    pairs = node.value if node is not None and node.id == "mapping" else []
+    keys = [str(key.value) for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ConfigError(f"{where}: {key} stands there twice")
+    for child in [value for _, value in pairs] + (node.value if node is not None and node.id == "sequence" else []):
+        _once(child, where)
 
 
 def _check(name: str, entry: Any, mode: str, compiled: dict[str, Any], where: str) -> dict[str, Any]:
@@ -202,7 +215,7 @@ def _check(name: str, entry: Any, mode: str, compiled: dict[str, Any], where: st
         _known(
             _mapping(rule, f"{where}.nodes[{index}]"), ("match", "options", "mode", "severity", "after_fails"), f"{where}.nodes"
         )
-        if not isinstance(rule.get("match"), str) or not rule["match"]:
+        if not isinstance(rule.get("match"), str) or not _MATCH.fullmatch(rule["match"]):
             raise ConfigError(f"{where}.nodes[{index}] needs a match such as gpu[1-4]")
         _options(name, rule.get("options", {}), f"{where}.nodes[{index}].options")
         _one_of(rule.get("mode", mode), engine.MODES, f"{where}.nodes[{index}].mode")

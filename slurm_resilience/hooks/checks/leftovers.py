@@ -27,25 +27,31 @@ def check(host: Host) -> Result:
     text = "{} processes of job {} outlived it: {}".format(len(found), job, ",".join(str(p.pid) for p in found[:8]))
     if not host.options.get("fix", False):
         return Result(WARN, text, "left", blame=JOB, severity=FLAG)
-    left = _end(host, found)
-    if left:
-        stuck = ",".join(f"{process.pid} ({process.state})" for process in left[:8])
-        return Result(FAIL, f"processes of job {job} cannot be killed: {stuck}", "stuck")
+    stuck, forked = _end(host, job, uid, found)
+    if stuck:
+        names = ",".join(f"{process.pid} ({process.state})" for process in stuck[:8])
+        return Result(FAIL, f"processes of job {job} cannot be killed: {names}", "stuck")
+    if forked:
+        return Result(
+            WARN, f"job {job} forks faster than it can be killed: {forked} are left", "forks", blame=JOB, severity=FLAG
+        )
     return Result(WARN, text + "; killed", "left", blame=JOB, severity=FLAG)
 
 
-def _end(host: Host, found: "list[table.Process]") -> "list[table.Process]":
-    """Kill them; those that are still there after a while."""
+def _end(host: Host, job: str, uid: int, found: "list[table.Process]") -> "tuple[list[table.Process], int]":
+    """Kill them and whatever they have forked meanwhile; those that do not die of it, and how many new ones are left."""
     deadline = min(time.monotonic() + GOES_WITHIN_S, host.deadline - 0.3)
+    killed = set()  # type: set[tuple[int, str]]
     while found:
         for process in found:
             _kill(host, process)
+            killed.add((process.pid, process.start))
         time.sleep(0.02)
-        found = [p for p in (table.read(host, process.pid) for process in found if _same(host, process)) if p is not None]
-        found = [process for process in found if process.state not in "ZX"]
+        found = [process for process in table.of_uid(host, uid) if table.job_of(host, process.pid) == job]
         if time.monotonic() > deadline:
             break
-    return found
+    stuck = [process for process in found if (process.pid, process.start) in killed]
+    return stuck, len(found) - len(stuck)
 
 
 def _same(host: Host, process: "table.Process") -> bool:

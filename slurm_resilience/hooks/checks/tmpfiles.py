@@ -4,6 +4,7 @@ With ``fix`` they are removed: only what belongs to that user, on the same file 
 through a symlink.  What cannot be removed is the job's fault and never drains.
 """
 
+import itertools
 import os
 import stat
 import time
@@ -17,6 +18,7 @@ TIMEOUT_S = 6.0
 SEVERITY = "flag"
 LEAST_UID = 1000
 MOST_ENTRIES = 20000
+PORTION = 1000
 DEEPEST = 64
 
 
@@ -50,13 +52,17 @@ def check(host: Host) -> Result:
 
 def _of(host: Host, folder: str, uid: int) -> "list[str]":
     found = []
-    for name in host.names(folder)[:MOST_ENTRIES]:
-        try:
-            if os.lstat(host.path(folder) + "/" + name).st_uid == uid:
-                found.append(name)
-        except OSError:
-            continue
-    return found
+    try:
+        with os.scandir(host.path(folder)) as entries:
+            for entry in itertools.islice(entries, MOST_ENTRIES):
+                try:
+                    if entry.stat(follow_symlinks=False).st_uid == uid:
+                        found.append(entry.name)
+                except OSError:
+                    continue
+    except OSError:
+        return []
+    return sorted(found)
 
 
 def jobs_here(host: Host, uid: int) -> "list[tuple[str, str]] | None":
@@ -106,8 +112,14 @@ def _remove_at(host: Host, at: int, name: str, uid: int, device: int, depth: int
         same = os.fstat(fd)
         if (same.st_ino, same.st_dev, same.st_uid) != (found.st_ino, device, uid):
             return 1
-        for child in os.listdir(fd):
-            kept += _remove_at(host, fd, child, uid, device, depth + 1)
+        while True:  # in portions: a job may leave millions of names
+            with os.scandir(f"/proc/self/fd/{fd}") as entries:
+                portion = [entry.name for entry in itertools.islice(entries, PORTION)]
+            before = kept
+            for child in portion:
+                kept += _remove_at(host, fd, child, uid, device, depth + 1)
+            if len(portion) < PORTION or kept > before:
+                break
     except OSError:
         kept += 1
     finally:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from slurm_resilience.hooks import checks, engine
+from slurm_resilience.hooks import checks, child, engine
 from slurm_resilience.hooks.admin.conformance import Case, answer, kernel_log, machine, tool, tool_by_argument
-from slurm_resilience.hooks.checks import clock, cpu, filesystem, infiniband, oom, processes, xid
+from slurm_resilience.hooks.checks import clock, cpu, filesystem, infiniband, leftovers, oom, processes, xid
 from tests.unit.hooks.device_cases import DEVICES, port_files
 
 Make = Callable[[Path], Case]
@@ -330,10 +330,39 @@ def test_a_real_process_of_the_job_is_killed_and_a_zombie_is_nobody() -> None:
     deadline = time.monotonic() + 5
     while processes.job_of(host, pid) != "424242" and time.monotonic() < deadline:
         time.sleep(0.01)
-    from slurm_resilience.hooks.checks import leftovers
-
-    assert leftovers._end(host, [found]) == []
+    assert leftovers._end(host, "424242", os.getuid(), [found]) == ([], 0)
     assert os.waitpid(pid, 0)[1] == 9
+
+
+def test_a_job_that_forks_on_is_killed_with_all_that_it_forks(tmp_path: Path) -> None:
+    """Each child ends after it has forked the next one: who kills only what it saw first kills nobody."""
+    host = checks.Host({"fix": True, "least_uid": 0}, time.monotonic() + 20, job=None)
+    script = "n=0; while [ $n -lt 4000 ]; do n=$((n+1)); (sleep 0.05 &); done"
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        os.execve("/bin/sh", ["sh", "-c", script], {"SLURM_JOB_ID": "424243", "PATH": "/usr/bin:/bin"})
+    uid, deadline = os.getuid(), time.monotonic() + 10
+    seen: list[processes.Process] = []
+    while len(seen) < 3 and time.monotonic() < deadline:
+        seen = [process for process in processes.of_uid(host, uid) if processes.job_of(host, process.pid) == "424243"]
+    assert leftovers._end(host, "424243", uid, seen) == ([], 0)
+    assert os.waitpid(pid, 0)[1] == 9
+
+
+def test_a_check_that_wants_all_memory_is_unknown_and_a_tool_is_not_bounded(tmp_path: Path) -> None:
+    def greedy() -> str:
+        child.bound_memory()
+        return str(len(bytearray(2 << 30)))
+
+    done = child.start(greedy, "greedy").finish(20)
+    assert (done.code, "MemoryError" in done.out) == (70, True)
+
+    def asks() -> str:
+        child.bound_memory()
+        return child.run(("/bin/sh", "-c", "ulimit -v"), 5).out
+
+    assert child.start(asks, "asks").finish(20).out.strip() == "unlimited"
 
 
 def leave(tmp: Path, uid: int) -> Path:
@@ -381,6 +410,19 @@ def test_files_stay_while_another_job_of_the_user_may_be_there(
     result = answer("tmpfiles", Case(options, job="7", uid=2001), tmp_path)
     assert (result.status, text in result.text) == (status, True), result.text
     assert (shm / "psm").exists()
+
+
+def test_a_folder_of_very_many_files_goes_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_resilience.hooks.checks.tmpfiles.PORTION", 7)
+    shm = tmp_path / "shm"
+    (shm / "many").mkdir(parents=True)
+    for index in range(50):
+        (shm / "many" / str(index)).touch()
+        os.chown(shm / "many" / str(index), 2001, 2001)
+    os.chown(shm / "many", 2001, 2001)
+    options = {"fix": True, "paths": [str(shm)], "squeue": squeue(tmp_path, "")}
+    assert answer("tmpfiles", Case(options, job="7", uid=2001), tmp_path).text.endswith("removed")
+    assert list(shm.iterdir()) == []
 
 
 def test_users_are_numbers_so_that_ann_is_not_joann(tmp_path: Path) -> None:

@@ -322,7 +322,7 @@ def test_the_nodes_files_need_no_more_than_python_3_6() -> None:
         r"removeprefix|removesuffix|capture_output|missing_ok|dataclass|from __future__ import annotations|time_ns\("
         r"|fromisoformat|posix_spawn|waitstatus_to_exitcode|CLOCK_BOOTTIME|scandir\(\w*fd|:= |zip\(.*strict|import typing\b"
     )
-    words = "binascii calendar collections fcntl json os re select signal stat sys syslog time traceback"
+    words = "binascii calendar collections fcntl itertools json os re resource select signal stat sys syslog time traceback"
     allowed = set(words.split())
     for path in NODE_FILES:
         text = path.read_text(encoding="utf-8")
