@@ -32,7 +32,8 @@ def cluster(size: int, *special: Node) -> list[Node]:
 
 
 @pytest.mark.parametrize(
-    ("total", "most", "percent", "expected"), [(4, 10, 25, 1), (2, 10, 5, 1), (100, 10, 5, 5), (1000, 10, 5, 10), (1, 0, 5, 0), (9, 9, 0, 0)]
+    ("total", "most", "percent", "expected"),
+    [(4, 10, 25, 1), (2, 10, 5, 1), (100, 10, 5, 5), (1000, 10, 5, 10), (1, 0, 5, 0), (9, 9, 0, 0)],
 )
 def test_the_smaller_limit_counts_and_one_node_may_always_go(total: int, most: float, percent: float, expected: int) -> None:
     assert budget.allowed(total, most, percent) == expected
