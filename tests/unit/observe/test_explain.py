@@ -18,11 +18,7 @@ def run(folder: Path, *events: dict[str, Any], record: dict[str, Any] | None = N
     folder.mkdir(exist_ok=True)
     with open(folder / "events.jsonl", "w") as file:
         lines = [{"v": 1, "seq": at, "t": T + at, "restart": 0, "attempt": 1, **event} for at, event in enumerate(events, 1)]
-        file.writelines(json.dumps(line) + "
-" for line in lines)
-            json.dumps({"v": 1, "seq": number, "t": T + number, "restart": 0, "attempt": 1, **event}) + "\n"
-            for number, event in enumerate(events, start=1)
-        )
+        file.writelines(json.dumps(line) + "\n" for line in lines)
     (folder / "run.json").write_text("{}")
     if record is not None:
         (folder / "incidents").mkdir()
