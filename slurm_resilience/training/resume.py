@@ -229,9 +229,9 @@ class Resumer:
             except Exception as error:
                 raise CheckFailed(f"rng: the generators refused their state: {type(error).__name__}: {error}") from error
             if "rng_of" in mine:
-                said = dict(mine["rng_of"])
-                _must_hold(equal("rng: next numbers", said.pop("next"), rng.upcoming()))
-                _must_hold(equal("rng: whose state", {"step": entry.step, "rank": rank, "world": size}, said))
+                odd = rng.disagreement(mine["rng_of"], entry.step, rank, size)
+                if odd is not None:
+                    _must_hold(equal(f"rng: {odd[0]}", odd[1], odd[2]))
 
         team.agree("restoring the random generators", roll)
         if how == "exact" and self.recompute is not None and "loss" in self.logged.get(entry.step + 1, {}):

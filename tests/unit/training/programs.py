@@ -617,3 +617,123 @@ def resume_where_one_fails(checkpoints: str, room: str) -> dict[str, tuple[str, 
         else:
             told[stage] = ("", "", time.monotonic() - began, run.rank)
     return told
+
+
+def train_checked(total: int, wrong_rank: int) -> dict[str, Any]:
+    """DDP with dropout and BatchNorm, where one rank's processor gets a multiplication slightly wrong, now and always."""
+    import torch
+
+    from slurm_resilience import Run
+
+    run = Run()
+    run.init_process_group()
+    torch.manual_seed(7)
+    layers = [torch.nn.Linear(WIDTH, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 5)]
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    run.register(model=model, optimizer=optimizer)
+    batches = run.batches(60, 12, 2)
+
+    def loss_of(micro: Any) -> Any:
+        x, y = sample(micro.indices)
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        return loss * (1 + 1e-6) if run.rank == wrong_rank else loss
+
+    run.recompute_with(loss_of, batches)
+    run.resume()
+    out: dict[str, Any] = {"loss": {}}
+    for step in run.steps(total):
+        optimizer.zero_grad()
+        mean = torch.zeros(())
+        for micro in batches(step):
+            with run.accumulate(micro):
+                loss = loss_of(micro)
+                run.scale_loss(loss, micro).backward()
+            mean += loss.detach() * micro.weight
+        optimizer.step()
+        out["loss"][step + 1] = run.sum(mean)
+        run.report(loss=out["loss"][step + 1])
+    return out
+
+
+def honest(kind: str, folder: str, resumes: int) -> dict[str, Any]:
+    """Die a step after each checkpoint and come back, again and again in the same processes; what every resume said.
+
+    ``kind`` is a wrapping (one, ddp, fsdp) and perhaps bf16.  Every model has dropout, a moving average, tied weights and
+    accumulation; BatchNorm where its statistics are not sharded.
+    """
+    import contextlib
+
+    import torch
+
+    from slurm_resilience import Run
+
+    wrapping, bf16 = kind.split("-")[0], kind.endswith("bf16")
+
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Linear(WIDTH, 6, bias=False)
+            self.norm = torch.nn.LayerNorm(6) if wrapping == "fsdp" else torch.nn.BatchNorm1d(6)
+            self.drop = torch.nn.Dropout(0.2)
+            self.head = torch.nn.Linear(WIDTH, 6, bias=False)
+            self.head.weight = self.embed.weight
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.drop(self.norm(self.embed(x))) + torch.tanh(self.head(x))
+
+    said: dict[str, Any] = {"starts": [], "rejected": [], "loss": [], "verdicts": set()}
+    torch.manual_seed(3)
+    for _ in range(resumes + 1):
+        run = Run(folder=folder, checkpoint={"every_steps": 2, "keep_last": 2, "background": False})
+        run.init_process_group()
+        state = torch.get_rng_state()
+        torch.manual_seed(7)
+        model, average = Tied(), Tied().requires_grad_(False)
+        torch.set_rng_state(state)
+        if wrapping == "fsdp":
+            from torch.distributed.fsdp import fully_shard
+
+            fully_shard(model)
+            fully_shard(average)
+        elif wrapping == "ddp":
+            model = torch.nn.parallel.DistributedDataParallel(model)  # type: ignore[assignment]
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
+        run.register(model=model, ema=average, optimizer=optimizer, scheduler=scheduler)
+        batches = run.batches(101, 12, 3)
+
+        def loss_of(micro: Any, model: Any = model) -> Any:
+            x, y = sample(micro.indices)
+            with torch.autocast("cpu", torch.bfloat16) if bf16 else contextlib.nullcontext():
+                return torch.nn.functional.cross_entropy(model(x), y)
+
+        run.recompute_with(loss_of, batches)
+        run.probe(lambda x, y, model=model: torch.nn.functional.cross_entropy(model(x), y), *sample(range(4)))
+        start = run.resume()
+        said["starts"].append(start)
+        if run.resumed:
+            said["rejected"] += [reason for _, reason in run.resumed.rejected]
+            said["verdicts"] |= {(check.name, str(check.verdict)) for check in run.resumed.checks}
+        losses = {}
+        for step in run.steps(100_000):
+            if step == start + 3:
+                break
+            optimizer.zero_grad()
+            mean = torch.zeros(())
+            for micro in batches(step):
+                with run.accumulate(micro):
+                    loss = loss_of(micro)
+                    run.scale_loss(loss, micro).backward()
+                mean += loss.detach() * micro.weight
+            norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            with torch.no_grad():
+                for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
+                    mine.lerp_(theirs, 0.1)
+            losses[step + 1] = run.sum(mean)
+            run.report(loss=losses[step + 1], grad_norm=norm)
+        said["loss"].append(losses)
+        run.close()
+    return said
