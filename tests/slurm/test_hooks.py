@@ -189,7 +189,8 @@ def test_a_failing_epilog_drains_the_job_goes_on_elsewhere_and_the_healed_node_c
         """,
         "--requeue", "--open-mode=append", "--comment=resilient", "-w", "n1",
     )  # fmt: skip
-    site.wait(job, "RUNNING")
+    seen = site.root / "shared" / "hosts"
+    site.sandbox.wait_for(lambda: seen.exists() and seen.read_text().endswith("\n"), 60, what="its first run")
     site.flag("n1")
     started = time.time()
     site.sandbox.exec(["scontrol", "requeue", job], check=True)
@@ -199,7 +200,7 @@ def test_a_failing_epilog_drains_the_job_goes_on_elsewhere_and_the_healed_node_c
     assert drained.reason.startswith(f"sr:site_flag j{job}")
     assert drained.user == "root"
     site.wait(job, "COMPLETED", within=60)
-    hosts = (site.root / "shared" / "hosts").read_text().split()
+    hosts = seen.read_text().split()
     assert hosts[0] == "n1"
     assert hosts[2] != "n1"
     print(f"requeue to running elsewhere: {float(hosts[3]) - started:.1f} s")
