@@ -87,6 +87,9 @@ def settle(slurm: Mapping[str, Any], config: ResilienceConfig, *, own_names: Seq
 
     ``own_names``: further parameters of the caller, for the hint after a typo.
     """
+    from slurm_resilience.runtime.planner import check_fit  # late, with the configuration's own imports
+
+    check_fit(config)
     wanted = _canonical(slurm, own_names)
     lead = wanted.pop("signal_delay_s", None)
     setup, teardown = (_lines(name, wanted.pop(name, None)) for name in ("setup", "teardown"))

@@ -188,3 +188,9 @@ def test_setup_lines() -> None:
     assert asked(setup=["module load cuda"]).setup == ("module load cuda",)
     with pytest.raises(ConfigError, match="list of shell lines"):
         asked(setup="module load cuda")
+
+
+def test_a_minimum_on_which_the_mesh_never_fits_is_refused_before_it_is_queued() -> None:
+    wide = ResilienceConfig.build({"nodes": (2, 4), "ranks_per_node": 4, "mesh": {"tp": 4, "pp": 3}})
+    with pytest.raises(ConfigError, match="does not fit on fewer than 3 nodes"):
+        settle({}, wide)
