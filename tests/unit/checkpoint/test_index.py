@@ -16,8 +16,9 @@ from slurm_resilience.checkpoint import marks, names, sealed
 from slurm_resilience.checkpoint.bench import Bench
 from slurm_resilience.checkpoint.index import CheckpointIndex, Entry
 from slurm_resilience.checkpoint.store import CheckpointStore
+from slurm_resilience.checkpoint.verify import verify
 from slurm_resilience.errors import CheckpointError
-from tests.unit.checkpoint.drafts import commit, opened
+from tests.unit.checkpoint.drafts import FILE, commit, opened
 
 _seen: list[tuple[str, str]] | None = None
 _hooked = False
@@ -355,3 +356,22 @@ def test_an_index_that_points_elsewhere_is_not_believed(tmp_path: Path) -> None:
     evil = entry.with_marks(name="../elsewhere", step=99, attempt=99)
     (tmp_path / "root" / names.HEAD).write_bytes(sealed.seal({"v": 1, "entries": [evil.to_json()]}))
     assert store.latest() == entry
+
+
+def test_saving_a_step_again_touches_nothing_that_is_visible(tmp_path: Path) -> None:
+    """The old marker stayed while its shards were overwritten in place (VeOmni#1164, ezpz#196)."""
+    store = opened(tmp_path)
+    old = commit(store, 20, b"first")
+    draft = store.begin(20)
+    for at_work in ("empty", "half written"):
+        if at_work == "half written":
+            (draft.path / FILE).write_bytes(b"sec")
+        latest = CheckpointStore.open(tmp_path).latest()
+        assert latest == old
+        assert verify(store.path(old), old) == []
+        assert not draft.path.is_relative_to(store.path(old))
+    store.abandon(draft)
+    new = commit(store, 20, b"second")
+    assert new.name != old.name
+    assert [entry.name for entry in store.entries()] == sorted((old.name, new.name), reverse=True)
+    assert verify(store.path(old), old) == verify(store.path(new), new) == []

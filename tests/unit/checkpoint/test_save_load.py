@@ -516,6 +516,7 @@ def _two_layouts(rank: int, world: int, root: str) -> list[str]:
 
 
 def test_different_state_dicts_never_share_a_plan(tmp_path: Path) -> None:
+    """torch's own planner keeps plans by its class's name, for all state dicts alike."""
     assert worlds.run(2, _two_layouts, str(tmp_path)) == [[], []]
 
 

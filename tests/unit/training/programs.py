@@ -189,6 +189,23 @@ def train_held(total: int, hold: str, pace_s: float = 0.0, **options: Any) -> di
     return train(total, slow_rank=0, slow_s=pace_s, **options)
 
 
+def train_scoring(scores: list[float]) -> None:
+    """One step for each score."""
+    import torch
+
+    from slurm_resilience import Run
+
+    run = Run()
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run.register(model=model, optimizer=optimizer)
+    run.resume()
+    for step in run.steps(len(scores)):
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+        run.report(loss=1.0, score=scores[step])
+
+
 def train_slow_disk(total: int, write_s: float) -> dict[str, Any]:
     """The disk takes its time for every shard; training does not."""
     import slurm_resilience.checkpoint.dcp.saving as module

@@ -550,6 +550,7 @@ def block_saves(root: Path) -> None:
 
 
 def test_a_failed_save_costs_that_checkpoint_and_not_the_run(begin: Callable[..., Run]) -> None:
+    """And it counts as failed everywhere: no commit is told, no entry is there (prime-rl#1593)."""
     run = begin(**EVERY_2)
     parts = small(run)
     run.resume()

@@ -308,3 +308,17 @@ def test_a_script_that_leaves_with_a_save_in_flight_does_not_lose_it_in_silence(
     assert done.returncode == code, done.stderr
     assert [entry.step for entry in entries(tmp_path / "run")] == ([] if how == "fails" else [2])
     assert ("the last checkpoint failed" in done.stderr) == (how == "fails")
+
+
+# -- what the settings ask for --------------------------------------------------------------------------------------------
+
+
+def test_the_best_by_a_reported_metric_stays_and_auto_gives_its_reason(tmp_path: Path) -> None:
+    often = {"every_min": "auto", "auto_bounds_min": [1e-6, 1e-5]}
+    settings = {"checkpoint": {**often, "keep_last": 1, "keep_best": "score", "keep_best_is": "highest"}}
+    started = start(1, programs.train_scoring, [3.0, 9.0, 1.0, 2.0], run_dir=tmp_path, settings=settings)
+    started.results()
+    assert sorted(entry.step for entry in entries(tmp_path)) == [2, 4]
+    assert {entry.step: entry.metrics["score"] for entry in entries(tmp_path)} == {2: 9.0, 4: 2.0}
+    chosen = started.of("checkpoint_interval_chosen")
+    assert "not known yet" in chosen[0]["fields"]["reason"]

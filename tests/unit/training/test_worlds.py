@@ -66,6 +66,7 @@ def test_the_same_world_goes_on_bit_by_bit_random_numbers_included(tmp_path: Pat
 
 
 def test_new_ranks_do_not_copy_each_others_random_numbers(tmp_path: Path) -> None:
+    """Rank-suffixed keys are there for fewer ranks than load: nobody misses one, and all do the same."""
     run_world(2, programs.train_dropout, 2, run_dir=tmp_path, settings=EVERY_3)
     grown = run_world(3, programs.train_dropout, 4, run_dir=tmp_path, attempt=2, settings=EVERY_3)
     assert [one["rng"] for one in grown] == ["derived"] * 3
