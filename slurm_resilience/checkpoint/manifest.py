@@ -99,13 +99,18 @@ class Manifest:
         try:
             entry = Entry.from_json({**body["entry"], "manifest_sha256": sha256(raw)})
             items = [Item.from_json(row) for row in body["items"]]
-            if any("/" in file for file in [*body["files"], *(item.file for item in items)]):
+            if any(not _inside(file) for file in [*body["files"], *(item.file for item in items)]):
                 raise ValueError("a file outside of the checkpoint's directory")
             return cls(entry, body["files"], items, body["tensors"], body["extra"], body["content"], body["versions"])
         except (KeyError, TypeError, ValueError) as error:
             raise CorruptCheckpoint(
                 f"The manifest of {where} is not one", evidence=f"{type(error).__name__}: {error}"
             ) from None
+
+
+def _inside(file: str) -> bool:
+    """A relative name that stays below the directory it is relative to."""
+    return not {"", ".", ".."} & set(file.split("/"))
 
 
 def read_manifest(directory: Path, *, expect_sha256: str = "") -> Manifest:

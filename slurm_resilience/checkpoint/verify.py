@@ -65,9 +65,13 @@ def verify(
 
 
 def _foreign(directory: Path, manifest: Manifest) -> Iterator[Problem]:
-    for name in sorted(os.listdir(directory)):
-        if name not in manifest.files and name not in _OURS and not name.endswith(".tmp"):
-            yield Problem(name, "", "is not part of this checkpoint")
+    for place, folders, listed in os.walk(directory):
+        folders.sort()
+        below = os.path.relpath(place, directory)
+        for name in sorted(listed):
+            file = name if below == "." else f"{below}/{name}"
+            if file not in manifest.files and file not in _OURS and not name.endswith(".tmp"):
+                yield Problem(file, "", "is not part of this checkpoint")
 
 
 def _length(path: Path, committed: int) -> Problem | None:

@@ -21,7 +21,7 @@ from slurm_resilience.training.link import Link
 from slurm_resilience.training.metrics import MetricsFile
 from slurm_resilience.training.own_time import OwnTime
 from slurm_resilience.training.probe import to_float
-from slurm_resilience.training.saving import Saver
+from slurm_resilience.training.saves import Saves
 from slurm_resilience.training.sections import CompileWatch
 from slurm_resilience.training.settings import Settings
 from slurm_resilience.training.signals import SignalFlags
@@ -43,7 +43,7 @@ class Stepper:
         attempt: int,
         world: World,
         link: Link,
-        saver: Saver,
+        saver: Saves,
         own_time: OwnTime,
         metrics: MetricsFile | None,
         settings: Settings,
