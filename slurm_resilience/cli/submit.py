@@ -65,6 +65,9 @@ def execute(args: argparse.Namespace) -> int:
     config = ResilienceConfig.load(args.config, overrides(args))
     command = _findable(args.argv, wrapped=bool(args.wrap), chdir=slurm_options(args).get("chdir"))
     folder = Path(args.run_dir).absolute().parent if args.run_dir else args.folder
+    if args.run_dir and not args.dry_run and (done := _complete(Path(args.run_dir).absolute())):
+        print(json.dumps({"job_id": None, "run_dir": str(Path(args.run_dir).absolute()), "said": done}) if args.json else done)
+        return ExitCode.OK
     executor = ResilientExecutor(folder, config=config, python=args.python, own_names=_OWN)
     executor.update_parameters(**slurm_options(args), signal_delay_s=args.signal_delay_s)
     work = Work(command=command, wrap=args.wrap)
@@ -80,6 +83,20 @@ def execute(args: argparse.Namespace) -> int:
         print(f"run {job.run_id} in {job.run_dir}\njob {job.job_id}")
     sys.stdout.flush()
     return _wait(job) if args.wait else ExitCode.OK
+
+
+def _complete(run_dir: Path) -> str:
+    """Why nothing is queued for this folder; "" when its run is not complete."""
+    from slurm_resilience.runtime.run_folder import RunFolder
+
+    status = RunFolder(run_dir).status() if run_dir.is_dir() else None
+    if status is None or status.state != "complete":
+        return ""
+    step = f" (step {status.step})" if status.step is not None else ""
+    return (
+        f"{run_dir}: this run is complete{step}; nothing is queued. To train on from its last checkpoint, raise the number of "
+        f"steps in the script and remove {run_dir / 'state.json'}; to begin again, give another run folder"
+    )
 
 
 def slurm_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -173,15 +173,25 @@ def test_the_template_runs_as_it_is(plain: Path) -> None:
     out, said = process.communicate(timeout=20)
     assert process.returncode == 90, said
     options, command = calls(plain)[0].split(" -- ")
-    assert options == f"run --run-dir {plain}/resilience-runs/job-12 --nodes 1-4 --ranks-per-node 1"
+    assert options == "run --nodes 1-4 --ranks-per-node 1", "the run's folder is for `run` to choose: job ids come round again"
     assert command == "python examples/gpt/train.py --steps 100"
     assert out == ""
 
 
-def test_the_template_keeps_the_tasks_of_an_array_apart(plain: Path) -> None:
-    more = {"SLURM_JOB_ID": "13", "SLURM_JOB_NAME": "x", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
+def test_the_template_goes_on_with_a_run_that_is_named(plain: Path) -> None:
+    more = {"SLURM_JOB_ID": "13", "SLURM_JOB_NAME": "x", "RUN_DIR": f"{plain}/its run"}
     supervised(plain, "exit 0", template=True, **more).wait(20)
-    assert f"--run-dir {plain}/resilience-runs/job-12_3 " in calls(plain)[0]
+    assert f"run --run-dir {plain}/its run --nodes 1-4" in calls(plain)[0]
+
+
+@pytest.mark.parametrize(("most", "nodes"), [("4", "--nodes 1-4 "), ("2", ""), ("", "--nodes 1-4 ")])
+def test_nodes_of_sbatchs_command_line_win(plain: Path, most: str, nodes: str) -> None:
+    """`sbatch --nodes=2` would otherwise be forgotten at the first requeue."""
+    squeue = plain / "squeue"  # that folder is on its PATH
+    squeue.write_text(f"#!/bin/sh\nprintf '%s           \\n' '{most}'\n")
+    squeue.chmod(0o755)
+    supervised(plain, "exit 0", template=True, SLURM_JOB_ID="12", SLURM_JOB_NAME="x").wait(20)
+    assert f"run {nodes}--ranks-per-node 1" in calls(plain)[0]
 
 
 def test_an_edited_template_is_noticed(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ set -u -o pipefail
 # Slurm's copy of this file, to be queued again where Slurm does not let the job come back.
 export RESILIENCE_BATCH_SCRIPT=$0
 
+[[ -z $run_dir ]] || options=(--run-dir "$run_dir" ${options[@]+"${options[@]}"})
+
 # Slurm signals everything in the job.  The warning is for the agents and the supervisor, who handle it; this shell must
 # outlive it, or nobody would be left to start the supervisor again, and Slurm would take the job for finished.
 trap '' TERM CONT USR1 USR2
@@ -36,7 +38,7 @@ trap '' TERM CONT USR1 USR2
 most_deaths=8 deaths=0
 while true; do
   started=$SECONDS
-  "${resilience[@]}" run --run-dir "$run_dir" ${options[@]+"${options[@]}"} -- "${command[@]}"
+  "${resilience[@]}" run ${options[@]+"${options[@]}"} -- "${command[@]}"
   code=$?
   ((code < 128)) && break
   ((SECONDS - started > 600)) && deaths=0
