@@ -97,6 +97,9 @@ FROM_RANKS: dict[str, Meaning] = {
         "The first steps after a resume were compared with what went before.", ("step", "checkpoint", "verdict", "reasons")
     ),
     "node_suspected": Meaning("Ranks that check each other's work disagree, bit by bit.", ("step", "nodes", "ranks", "why")),
+    "replicas_differed": Meaning(
+        "Ranks held different copies of the same state when it was saved.", ("step", "ranks", "tensors")
+    ),
     "stopped": Meaning("Every rank has ended because it was asked to.", ("step", "why", "saved", "ranks")),
     "finished": Meaning("Every rank has reached the end of its work.", ("step", "outcome", "ranks")),
     "exception": Meaning("A rank's own code raised.", ("type", "message", "traceback", "step", "exit_code")),

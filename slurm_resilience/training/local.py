@@ -12,6 +12,7 @@ from typing import Any
 from slurm_resilience.checkpoint.dcp.local import LocalTier
 from slurm_resilience.errors import CheckpointError, Fenced
 from slurm_resilience.training.link import Link
+from slurm_resilience.training.sealing import seal_own
 from slurm_resilience.training.settings import Settings
 from slurm_resilience.training.state import Snapshot
 from slurm_resilience.training.world import World
@@ -65,6 +66,7 @@ class LocalCopies:
         Raises :class:`Fenced`.
         """
         try:
+            seal_own(snapshot)
             self.tier.save(dict(snapshot.tensors), step=step, extra={"training": snapshot.plain}, per_rank=own)
         except Fenced:
             raise

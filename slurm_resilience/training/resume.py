@@ -29,13 +29,14 @@ from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.errors import CorruptCheckpoint
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError, Fenced, FormatError, NoValidCheckpoint, ResilienceError
-from slurm_resilience.training import rng
+from slurm_resilience.training import rng, state_digest
 from slurm_resilience.training.data import Source
 from slurm_resilience.training.layout import Layout
 from slurm_resilience.training.link import Link
 from slurm_resilience.training.local import LocalCopies
 from slurm_resilience.training.probe import Probe
 from slurm_resilience.training.recompute import Recompute
+from slurm_resilience.training.refused import CheckFailed, RestoreFailed
 from slurm_resilience.training.saving import FORMAT_VERSION
 from slurm_resilience.training.state import Registry
 from slurm_resilience.training.track import Rows
@@ -46,14 +47,6 @@ from slurm_resilience.training.world import World
 MOST_TRIES = 8
 
 log = logging.getLogger(__name__)
-
-
-class RestoreFailed(CheckpointError):
-    """An object did not take the state that was kept for it, although the bytes are as they were saved."""
-
-
-class CheckFailed(CheckpointError):
-    """The restored run is not the run that was saved."""
 
 
 @dataclass(frozen=True)
@@ -178,6 +171,7 @@ class Resumer:
         def prepare() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
             extra, tensors = source.peek()
             saved = _own_part(extra, entry)
+            state_digest.require_declared(saved.get("digest"), tensors, entry.name)
             layout = Layout(tensors)
             room = registry.template(saved, layout)
             for key in layout.under("probe/"):
@@ -210,7 +204,7 @@ class Resumer:
         probe_batch = tuple(room[key].to(_device(registry)) for key in sorted(room, key=_number) if key.startswith("probe/"))
         restored = Restored(
             registry, saved, entry.step, entry.world, self._world.size, self.probe, probe_batch,
-            entry.name, entry.attempt, self.own, self.batches, self.limits,
+            entry.name, entry.attempt, self.own, self.batches, self.limits, team, room,
         )  # fmt: skip
         checks: list[Check] = []
         for ask in (*CHECKS, *self.extra_checks):

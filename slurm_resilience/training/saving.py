@@ -20,13 +20,14 @@ from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError, Fenced
 from slurm_resilience.progress.sections import LEARNED, Phase
-from slurm_resilience.training import rng, witness
+from slurm_resilience.training import rng, state_digest, witness
 from slurm_resilience.training.data import Source
 from slurm_resilience.training.link import Link
 from slurm_resilience.training.local import LocalCopies
 from slurm_resilience.training.optimizer import learning_rates
 from slurm_resilience.training.pace import Pace
 from slurm_resilience.training.probe import Probe
+from slurm_resilience.training.sealing import seal
 from slurm_resilience.training.state import Registry, Snapshot
 from slurm_resilience.training.track import Track
 from slurm_resilience.training.verify import last_lr
@@ -99,6 +100,7 @@ class Saver:
         self._link.push("checkpoint" if behind else "save", Phase.CHECKPOINT, LEARNED)
         try:
             snapshot = self._world.team.agree(f"taking the state of step {step}", lambda: self.snapshot(step))
+            self._seal(snapshot, step)
             self._before_s = time.monotonic() - began
             self._writer.start(
                 dict(snapshot.tensors),
@@ -119,6 +121,12 @@ class Saver:
             self.begun_step = step
             self.pace.saved()
             self._link.pop()
+
+    def _seal(self, snapshot: Snapshot, step: int) -> None:
+        odd = seal(self._world.team, snapshot, self._registry.buffers())
+        if odd and self._world.rank == 0:
+            ranks = state_digest.ranks_that_differ(odd)
+            self._link.send("replicas_differed", step=step, ranks=ranks, tensors=[one.box.key for one in odd[:5]])
 
     def _tell(self, landed: Landed) -> None:
         """The end of a save, told by whichever thread wrote it."""

@@ -183,6 +183,35 @@ class Registry:
             thing.load_state_dict(plain.decode(saved["others"][label], tensors))
         self._loads += 1
 
+    def held(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What the objects hold now, by its names in a checkpoint; of those that only took state, what they were ``given``.
+
+        Models and optimizers are asked themselves.  Others are not: a ``state_dict()`` of the user's own may have effects.
+        """
+        names = self.names()
+        out = {
+            key: value for key, value in given.items() if not key.startswith(tuple(f"{one}.state." for one in self.optimizers))
+        }
+        for label, model in self.models.items():
+            entries = fqn.model_entries(label, model).items()
+            out.update({key: value.detach() for key, (_, value) in entries if isinstance(value, torch.Tensor)})
+        for label, one in self.optimizers.items():
+            optimizer.capture(label, one, names, out)
+        return out
+
+    def trained(self) -> tuple[set[str], tuple[str, ...]]:
+        """The names of all parameters, the second ones of tied parameters too, and how the optimizers' tensors' names begin."""
+        parameters = {
+            f"{label}.{fqn.clean_name(model, name)}"
+            for label, model in self.models.items()
+            for name, _ in model.named_parameters(remove_duplicate=False)
+        }
+        return parameters, tuple(f"{label}.state." for label in self.optimizers)
+
+    def buffers(self) -> set[str]:
+        """The names of what models keep besides parameters."""
+        return {key for label, model in self.models.items() for key in fqn.model_entries(label, model)} - self.trained()[0]
+
     def _match_labels(self, saved: dict[str, Any]) -> None:
         for kind in KINDS:
             mine, theirs = set(getattr(self, kind)), set(saved[kind])

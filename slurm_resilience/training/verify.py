@@ -7,22 +7,23 @@ it neither passes nor condemns an entry.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
+from slurm_resilience.checkpoint.dcp.team import Team
 from slurm_resilience.training import optimizer as optimizers
-from slurm_resilience.training import witness
+from slurm_resilience.training import state_digest, witness
 from slurm_resilience.training.data import Source
 from slurm_resilience.training.probe import Probe
+from slurm_resilience.training.refused import RestoreFailed
 from slurm_resilience.training.state import Registry
+from slurm_resilience.training.state_digest import Row
 from slurm_resilience.training.verifying import Verifying
-
-PIECE = 1 << 20  # elements that are looked at together
 
 
 class Verdict(str, enum.Enum):
@@ -78,6 +79,13 @@ class Restored:
     run: OwnRun | None = None
     batches: Mapping[str, Source] = field(default_factory=dict)
     limits: Verifying = field(default_factory=Verifying)
+    team: Team = field(default_factory=Team.alone)
+    given: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @functools.cached_property
+    def held(self) -> dict[str, torch.Tensor]:
+        """Every tensor of the state, by its name in the checkpoint, as the objects hold it; built once."""
+        return self.registry.held(self.given)
 
 
 CheckFn = Callable[[Restored], Iterator[Check]]
@@ -165,16 +173,6 @@ def _learning_rate(restored: Restored) -> Iterator[Check]:
         yield equal(f"last learning rate of {label}", restored.saved["last_lr"][label], last_lr(thing))
 
 
-def _finite(restored: Restored) -> Iterator[Check]:
-    """No parameter and no optimizer moment is NaN or infinite.  Buffers may be: masks hold -inf by right."""
-    bad = []
-    for label, model in restored.registry.models.items():
-        bad += [f"{label}.{name}" for name, value in model.named_parameters() if not _is_finite(value)]
-    for label, one in restored.registry.optimizers.items():
-        bad += [f"{label}.{word}" for state in one.state.values() for word, value in state.items() if not _is_finite(value)]
-    yield equal("tensors that are not finite", [], bad[:5])
-
-
 def _probe(restored: Restored) -> Iterator[Check]:
     recorded = restored.saved.get("probe")
     if restored.probe is None or recorded is None:
@@ -193,33 +191,88 @@ def _probe(restored: Restored) -> Iterator[Check]:
         yield close("probe loss", expected, measured, tolerance)
 
 
-def _own(restored: Restored) -> Iterator[Check]:
-    """What each rank answers without the others, in one go."""
-    for ask in (_step, _whose, _data, _learning_rate, _second_account, _finite):
-        yield from ask(restored)
+ALONE: tuple[CheckFn, ...] = (_step, _whose, _data, _learning_rate, _second_account)
+"""What each rank answers without the others."""
 
 
-CHECKS: tuple[CheckFn, ...] = (_own, _probe)
+def _state(restored: Restored) -> Iterator[Check]:
+    """What each rank answers alone, and what all of them hold together: the bits of every tensor, in one exchange."""
+
+    def ask() -> tuple[list[Check], list[Check], list[Row]]:
+        rows = state_digest.part_of(restored.held)
+        alone = [check for question in ALONE for check in question(restored)]
+        return alone, [*_own_copy(restored, rows), _finite(restored, rows)], rows
+
+    def judge(everyone: list[tuple[list[Check], list[Check], list[Row]]]) -> tuple[list[Check], dict[str, str]]:
+        joined = state_digest.join([rows for _, _, rows in everyone])
+        recorded = (restored.saved.get("digest") or {}).get("tensors")
+        odd = [str(one.judged_by(recorded)) for one in joined.differing]
+        together = [equal("copies that differ", [], odd[:5])]
+        wrong = {} if recorded is None else state_digest.differences(recorded, joined.tensors)
+        if recorded is None and "own" not in (restored.saved.get("digest") or {}):
+            together.append(Check("state digest", "none was kept", "not compared", None, Verdict.INCONCLUSIVE))
+        elif recorded is not None:
+            together.append(equal_state("state digest", len(recorded), wrong))
+        alone = [check for checks, _, _ in everyone for check in checks]
+        later = [check for _, checks, _ in everyone for check in checks]
+        return [*_once(alone), *together, *_once(later)], wrong
+
+    checks, wrong = restored.team.funnel("comparing the state", ask, judge)
+    if wrong and all(check.verdict is not Verdict.FAILED or check.name == "state digest" for check in checks):
+        _blame_the_object(restored, wrong)
+    yield from checks
+
+
+def _once(checks: list[Check]) -> list[Check]:
+    """The answers of all ranks without repetition."""
+    return [check for place, check in enumerate(checks) if check not in checks[:place]]
+
+
+def equal_state(name: str, count: int, wrong: Mapping[str, str]) -> Check:
+    """Whether no tensor differs; the first few that do are named."""
+    return Check(
+        name,
+        f"{count} tensors as they were saved",
+        state_digest.sentence(wrong) or f"{count} tensors as they were saved",
+        None,
+        Verdict.FAILED if wrong else Verdict.PASSED,
+    )
+
+
+def _own_copy(restored: Restored, rows: list[Row]) -> Iterator[Check]:
+    """Of a copy that this rank alone has taken and loads: its digest is about this rank's part only."""
+    recorded = (restored.saved.get("digest") or {}).get("own")
+    if recorded is not None:
+        wrong = state_digest.differences(recorded, state_digest.by_key(rows))
+        yield equal_state(f"state digest of rank {restored.team.rank}'s own copy", len(recorded), wrong)
+
+
+def _finite(restored: Restored, rows: list[Row]) -> Check:
+    """No parameter and no optimizer moment is NaN or infinite.  Buffers may be: masks hold -inf by right."""
+    parameters, moments = restored.registry.trained()
+    bad = [row.key for row in rows if not row.sums.finite and (row.key in parameters or row.key.startswith(moments))]
+    for label, one in restored.registry.optimizers.items():
+        numbers = ((word, value) for state in one.state.values() for word, value in state.items() if isinstance(value, float))
+        bad += [f"{label}.{word}" for word, value in numbers if not math.isfinite(value)]
+    return equal("tensors that are not finite", [], bad[:5])
+
+
+def _blame_the_object(restored: Restored, wrong: Mapping[str, str]) -> None:
+    """Raise :class:`RestoreFailed` when what was loaded is right and the object that took it holds something else."""
+    loaded = {key: value for key, value in restored.given.items() if key in wrong}
+    parts = restored.team.funnel("comparing what was loaded", lambda: state_digest.part_of(loaded), lambda parts: parts)
+    recorded = {key: restored.saved["digest"]["tensors"].get(key) for key in wrong}
+    if recorded.keys() == loaded.keys() and state_digest.join(parts).tensors == recorded:
+        raise RestoreFailed(
+            f"Objects hold other state than they were given: {state_digest.sentence(wrong)}",
+            evidence="what was loaded has the digest that was recorded",
+            remedy="look at what load_state_dict() of these objects does with it",
+        )
+
+
+CHECKS: tuple[CheckFn, ...] = (_state, _probe)
 
 
 def last_lr(scheduler: Any) -> list[float]:
     """What the scheduler itself says, as plain numbers."""
     return [float(value) for value in scheduler.get_last_lr()]
-
-
-def _is_finite(value: Any) -> bool:
-    if not isinstance(value, torch.Tensor):
-        return not isinstance(value, float) or math.isfinite(value)
-    local = (value.to_local() if isinstance(value, DTensor) else value).detach()
-    return not local.is_floating_point() or all(bool(torch.isfinite(piece).all()) for piece in _pieces(local))
-
-
-def _pieces(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Views of a tensor, none much larger than PIECE: looking at all of a large one at once needs twice its memory."""
-    if tensor.numel() <= PIECE or not tensor.dim():
-        yield tensor
-    elif tensor.is_contiguous():
-        yield from tensor.view(-1).split(PIECE)
-    else:
-        for row in tensor.unbind():
-            yield from _pieces(row)

@@ -1,0 +1,95 @@
+"""The digest of the state that is about to be saved, taken from the live tensors: what is copied and written later must match.
+
+Ranks that hold copies of the same tensor are compared on the way.  Copies of a parameter or a moment that differ are a fact
+worth telling: something has changed one of them silently.  Buffers differ by design (batch statistics are each rank's own,
+until the first rank's are broadcast).  Either way the checkpoint must hold one known copy, or its digest would be about
+another one: what most ranks hold, of buffers what the lowest rank holds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from slurm_resilience.checkpoint.dcp.team import Team
+from slurm_resilience.training import state_digest
+from slurm_resilience.training.state import Snapshot
+from slurm_resilience.training.state_digest import Copies, Joined, Row
+
+log = logging.getLogger(__name__)
+
+
+def seal(team: Team, snapshot: Snapshot, buffers: Collection[str]) -> list[Copies]:
+    """Add the digest to ``snapshot``, and make copies that differ the same in it; returns those that should not have differed.
+
+    Collective.  The live tensors stay as they are.
+    """
+
+    def join(parts: list[list[Row]]) -> tuple[Joined, list[Copies]]:
+        differing = [_by_first(one) if one.box.key in buffers else one for one in state_digest.join(parts).differing]
+        return state_digest.join(parts, prefer=differing), differing
+
+    joined, differing = team.funnel("digesting the state", lambda: state_digest.part_of(snapshot.tensors), join)
+    snapshot.plain["digest"] = {"v": state_digest.VERSION, "tensors": joined.tensors}
+    if differing:
+        _share(team, snapshot, differing)
+    odd = [one for one in differing if one.box.key not in buffers]
+    if odd and team.leads:
+        log.error(
+            "copies of the same state differ: %s; the checkpoint keeps what most ranks hold", "; ".join(map(str, odd[:5]))
+        )
+    return odd
+
+
+def seal_own(snapshot: Snapshot) -> None:
+    """Add the digest of what this rank holds, for a copy that no other rank will load.  Talks to nobody."""
+    snapshot.plain["digest"] = {"v": state_digest.VERSION, "own": state_digest.by_key(state_digest.part_of(snapshot.tensors))}
+
+
+def _by_first(one: Copies) -> Copies:
+    first = min(min(ranks) for ranks in one.held.values())
+    return replace(one, most=next(sums for sums, ranks in one.held.items() if first in ranks))
+
+
+def _share(team: Team, snapshot: Snapshot, differing: Sequence[Copies]) -> None:
+    """Give the ranks that hold something else the copy that is kept: one broadcast for each rank that has such copies."""
+    by_keeper: dict[int, list[Copies]] = {}
+    for one in differing:
+        by_keeper.setdefault(one.keeper, []).append(one)
+    for keeper, mine in sorted(by_keeper.items()):
+        sizes = [_nbytes(one) for one in mine]
+        parcel = torch.zeros(sum(sizes), dtype=torch.uint8)
+        if team.rank == keeper:
+            parcel = torch.cat([_raw(_local(snapshot.tensors[one.box.key])) for one in mine])
+        dist.broadcast(parcel, src=dist.get_global_rank(team.group, keeper), group=team.group)  # type: ignore[arg-type]
+        for one, raw in zip(mine, torch.split(parcel, sizes), strict=True):
+            if team.rank in one.odd:
+                live = snapshot.tensors[one.box.key]
+                snapshot.tensors[one.box.key] = _replaced(live, raw)
+
+
+def _nbytes(one: Copies) -> int:
+    dtype: torch.dtype = getattr(torch, one.dtype)
+    return torch.Size(one.box.size).numel() * dtype.itemsize
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _raw(local: torch.Tensor) -> torch.Tensor:
+    return local.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _replaced(live: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+    """A tensor like ``live`` with other bytes."""
+    local = _local(live)
+    other = raw.clone().view(local.dtype).reshape(local.shape).to(local.device)
+    if not isinstance(live, DTensor):
+        return other
+    return DTensor.from_local(other, live.device_mesh, live.placements, run_check=False, shape=live.shape, stride=live.stride())

@@ -1,0 +1,191 @@
+"""Is the state that the ranks hold together the state that was saved, bit for bit, on whatever mesh?
+
+Each rank sums the bits of what it has (see bit_sums.py) and says which box of which tensor that is; one gather joins them:
+every box counts once, however many ranks hold a copy of it, and copies that differ are found on the way.  What comes out
+depends on no world size and no placement, and is kept in the checkpoint, with the dtype and the whole shape of each tensor.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from slurm_resilience.checkpoint.errors import CorruptCheckpoint
+from slurm_resilience.errors import FormatError
+from slurm_resilience.training import bit_sums
+
+VERSION = 1
+RANKS_OWN = "per_rank."
+
+
+class Row(NamedTuple):
+    """One box of one tensor on one rank."""
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+    sums: bit_sums.Sums
+
+
+class Box(NamedTuple):
+    """A part of a tensor, of which several ranks may hold copies."""
+
+    key: str
+    offset: tuple[int, ...]
+    size: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of one box that are not the same: which ranks hold which of them.  ``most`` is what most of them (or, if there
+    is no majority, the lowest rank) hold."""
+
+    box: Box
+    dtype: str
+    held: Mapping[bit_sums.Sums, tuple[int, ...]]
+    most: bit_sums.Sums
+
+    @property
+    def odd(self) -> tuple[int, ...]:
+        """The ranks that hold something else than most."""
+        return tuple(sorted(rank for sums, ranks in self.held.items() if sums != self.most for rank in ranks))
+
+    @property
+    def keeper(self) -> int:
+        """The lowest rank that holds what most do."""
+        return min(self.held[self.most])
+
+    def judged_by(self, recorded: Mapping[str, Sequence[Any]] | None) -> Copies:
+        """The same copies when it is on record which one of them is right."""
+        right = (recorded or {}).get(self.box.key, (None, None, None))[2]
+        known = next((sums for sums in self.held if str(sums) == right), self.most)
+        return Copies(self.box, self.dtype, self.held, known)
+
+    def __str__(self) -> str:
+        odd = self.odd
+        return f"{self.box.key} on {'rank' if len(odd) == 1 else 'ranks'} {', '.join(map(str, odd[:8]))}"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """What all ranks hold together: ``tensors`` by name as [dtype, shape, sums]."""
+
+    tensors: dict[str, list[Any]] = field(default_factory=dict)
+    differing: list[Copies] = field(default_factory=list)
+    not_finite: list[str] = field(default_factory=list)
+
+
+def part_of(tensors: Mapping[str, torch.Tensor]) -> list[Row]:
+    """What this rank holds of these tensors.  Changes nothing, talks to nobody."""
+    boxes, pieces = [], []
+    for key, tensor in tensors.items():
+        for offset, local in local_boxes(tensor):
+            boxes.append((key, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, tuple(local.shape)))
+            pieces.append(bit_sums.Piece(local, offset, tuple(tensor.shape)))
+    return [Row(*box, sums) for box, sums in zip(boxes, bit_sums.sums(pieces), strict=True)]
+
+
+def local_boxes(tensor: torch.Tensor) -> list[tuple[tuple[int, ...], torch.Tensor]]:
+    """Where in the whole tensor this rank's part lies, and the part.  Source: as DCP asks a DTensor when it plans a save."""
+    if not isinstance(tensor, DTensor):
+        return [((0,) * tensor.dim(), tensor)]
+    local = tensor.to_local()
+    chunks = tensor.__create_chunk_list__()  # type: ignore[no-untyped-call]
+    if not local.numel() or not chunks:
+        return []
+    (chunk,) = chunks
+    return [(tuple(chunk.offsets), local)]
+
+
+def join(parts: Sequence[Sequence[Row]], prefer: Iterable[Copies] = ()) -> Joined:
+    """The parts of all ranks, in the order of ranks, as one.  Of copies that differ, what ``prefer`` says counts, else most."""
+    preferred = {one.box: one.most for one in prefer}
+    held: dict[Box, dict[bit_sums.Sums, list[int]]] = {}
+    about: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for rank, rows in enumerate(parts):
+        for row in rows:
+            about.setdefault(row.key, (row.dtype, row.shape))
+            held.setdefault(Box(row.key, row.offset, row.size), {}).setdefault(row.sums, []).append(rank)
+    out = Joined()
+    sums: dict[str, bit_sums.Sums] = dict.fromkeys(about, bit_sums.ZERO)
+    for box, copies in held.items():
+        most = next(iter(copies))
+        if len(copies) > 1:
+            most = preferred.get(box) or max(copies, key=lambda one, c=copies: (len(c[one]), -c[one][0]))  # type: ignore[misc]
+            frozen = {one: tuple(ranks) for one, ranks in copies.items()}
+            out.differing.append(Copies(box, about[box.key][0], frozen, most))
+        sums[box.key] += most
+    for key, (dtype, shape) in about.items():
+        out.tensors[key] = [dtype, list(shape), str(sums[key])]
+        if not sums[key].finite:
+            out.not_finite.append(key)
+    return out
+
+
+def by_key(rows: Sequence[Row]) -> dict[str, list[Any]]:
+    """One rank's own tensors, in the form of :attr:`Joined.tensors`."""
+    return {row.key: [row.dtype, list(row.shape), str(row.sums)] for row in rows}
+
+
+def record(parts: Sequence[Sequence[Row]]) -> dict[str, Any]:
+    """What a checkpoint keeps."""
+    return {"v": VERSION, "tensors": join(parts).tensors}
+
+
+def differences(was: Mapping[str, Sequence[Any]], tensors: Mapping[str, Sequence[Any]]) -> dict[str, str]:
+    """What is not as recorded: the name of each such tensor, and how it differs."""
+    wrong: dict[str, str] = {}
+    for key in sorted(was.keys() | tensors.keys()):
+        if key not in tensors:
+            wrong[key] = "is missing"
+        elif key not in was:
+            wrong[key] = "was not recorded"
+        elif list(was[key][:2]) != list(tensors[key][:2]):
+            wrong[key] = f"is {_kind(tensors[key])}, was {_kind(was[key])}"
+        elif was[key][2] != tensors[key][2]:
+            wrong[key] = "holds other bits"
+    return wrong
+
+
+def require_declared(recorded: Mapping[str, Any] | None, declared: Mapping[str, Mapping[str, Any]], name: str) -> None:
+    """The tensors that a checkpoint declares are, by name, dtype and shape, those whose digests it keeps.
+
+    Raises :class:`CorruptCheckpoint` otherwise: such a checkpoint contradicts itself, whatever the model is.  Raises
+    FormatError for a digest of a newer release.
+    """
+    if recorded is None:
+        return
+    if int(recorded["v"]) > VERSION:
+        raise FormatError(
+            f"The state digest of {name} was made by a newer release",
+            evidence=f"its version is {recorded['v']}, we know up to {VERSION}",
+            remedy="install that release of slurm-resilience",
+        )
+    if "tensors" not in recorded:
+        return
+    there = {key: [one["dtype"], list(one["shape"]), ""] for key, one in declared.items() if not key.startswith(RANKS_OWN)}
+    wrong = differences({key: [*one[:2], ""] for key, one in recorded["tensors"].items()}, there)
+    if wrong:
+        raise CorruptCheckpoint(f"state digest: {sentence(wrong)}", evidence=f"the manifest of {name} against its own digest")
+
+
+def sentence(wrong: Mapping[str, str], most: int = 5) -> str:
+    """The differences in words, the first few by name."""
+    shown = "; ".join(f"{key} {how}" for key, how in list(wrong.items())[:most])
+    return shown + (f"; and {len(wrong) - most} more" if len(wrong) > most else "")
+
+
+def ranks_that_differ(differing: Iterable[Copies]) -> list[int]:
+    """Those whose copies are not what most hold, the most suspicious first."""
+    return [rank for rank, _ in Counter(rank for one in differing for rank in one.odd).most_common()]
+
+
+def _kind(one: Sequence[Any]) -> str:
+    return f"{one[0]} {tuple(one[1])}"
