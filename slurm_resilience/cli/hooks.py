@@ -129,7 +129,8 @@ def _check(args: argparse.Namespace) -> int:
     places = _places(args)
     if args.write or args.roll_back:
         _root_only()
-        (configuration.roll_back if args.roll_back else configuration.compile_file)(places.config, places.compiled)
+        compile_it = configuration.roll_back if args.roll_back else configuration.compile_file
+        compile_it(places.config, places.compiled, args.slurm_conf)
     found = inspect.inspect(places, args.slurm_conf)
     wrong = any(finding.level == "error" for finding in found)
     if args.json:

@@ -21,6 +21,7 @@ SITE_STATUS = {0: OK, 1: WARN, 2: FAIL, 3: UNKNOWN}
 # Read a few short files of the kernel's and nothing else
 QUICK = ("cpu", "leftovers", "memory", "memory_errors", "tmpfiles")
 QUICK_S = 1.0
+PROMISED = {"cpu": "count", "memory": "real_memory_mb"}  # options that slurm.conf gives where the site does not
 MODES = ("off", "observe", "comment", "drain")
 
 
@@ -59,9 +60,27 @@ def plans(world: "World", context: str) -> "list[Plan]":
                 merged["options"] = options
                 merged.update({key: value for key, value in rule.items() if key in ("mode", "severity", "after_fails")})
         plan = Plan(name, merged)
+        if name in PROMISED and PROMISED[name] not in plan.options:
+            plan.options = dict(plan.options, **promise(world, PROMISED[name]))
         if plan.mode in MODES[1:] and (context in plan.contexts or context == "all"):
             found.append(plan)
     return found
+
+
+def promise(world: "World", key: str) -> "dict[str, object]":
+    """What slurm.conf promised of this node when the configuration was compiled; {} when it is another one by now."""
+    import binascii
+
+    told = world.section("promised")
+    rules = told.get("rules")
+    for rule in reversed(rules) if isinstance(rules, list) else []:
+        if key in rule and matches(str(rule["match"]), world.node):
+            try:
+                same = binascii.crc32(files.read(str(told["conf"])).encode("utf-8", "replace")) == told.get("crc")
+            except OSError:
+                same = True  # no file of its own here: a configless node, or the compiled configuration came from elsewhere
+            return {key: rule[key]} if same else {}
+    return {}
 
 
 def matches(pattern: str, node: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 from slurm_resilience._atomic import write_atomic, write_json_atomic
 from slurm_resilience.errors import ConfigError, nearest
 from slurm_resilience.hooks import budget, checks, engine
+from slurm_resilience.hooks.admin import promised
 from slurm_resilience.hooks.world import VERSION
 
 CONFIG = Path("/etc/slurm-resilience/hooks.yaml")
@@ -94,9 +95,9 @@ return: {passes: 3, hold_s: 600, per_day: 3}
 """
 
 
-def compile_file(path: Path, into: Path) -> dict[str, Any]:
+def compile_file(path: Path, into: Path, slurm_conf: Path | None = None) -> dict[str, Any]:
     """Read, validate, and write the compiled form next to it for root's hooks.  Raises :class:`ConfigError`."""
-    compiled = read(path)
+    compiled = read(path, slurm_conf)
     keep(path)
     write_json_atomic(into, compiled, mode=0o644)
     return compiled
@@ -117,7 +118,7 @@ def kept(path: Path) -> tuple[Path, Path]:
     return path.with_name(path.name + ".compiled"), path.with_name(path.name + ".before")
 
 
-def roll_back(path: Path, into: Path) -> dict[str, Any]:
+def roll_back(path: Path, into: Path, slurm_conf: Path | None = None) -> dict[str, Any]:
     """The configuration that was compiled before this one is the one again.  Raises :class:`ConfigError`."""
     before = kept(path)[1]
     if not before.exists():
@@ -126,16 +127,19 @@ def roll_back(path: Path, into: Path) -> dict[str, Any]:
     text = before.read_text(encoding="utf-8")
     compile_text(text, str(before))
     write_atomic(path, text)
-    return compile_file(path, into)
+    return compile_file(path, into, slurm_conf)
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The compiled form of a configuration file."""
+def read(path: Path, slurm_conf: Path | None = None) -> dict[str, Any]:
+    """The compiled form of a configuration file, with what slurm.conf promises of the nodes."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read", evidence=str(error), remedy="hooks install writes a first one") from error
-    return {**compile_text(text, str(path)), "source": str(path), "source_crc": binascii.crc32(text.encode())}
+    compiled = compile_text(text, str(path))
+    conf = slurm_conf or Path(compiled["slurm"]["conf"] or promised.USUAL)
+    crc = binascii.crc32(text.encode())
+    return {**compiled, "promised": promised.promises(conf), "source": str(path), "source_crc": crc}
 
 
 def compile_text(text: str, name: str = "hooks.yaml") -> dict[str, Any]:

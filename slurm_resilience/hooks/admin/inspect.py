@@ -41,6 +41,7 @@ def inspect(places: Places, slurm_conf: Path | None) -> list[Finding]:
         found += _trust(path)
     found += [item for kind in KINDS.values() if places.entry(kind).exists() for item in _trust(places.entry(kind), run=True)]
     found += _tools(compiled)
+    found += _promises(compiled)
     if slurm_conf is not None:
         found += _slurm_conf(places, install.settings_of(slurm_conf))
     return found
@@ -53,6 +54,18 @@ def _trust(path: Path, *, run: bool = False) -> list[Finding]:
     if run and not os.access(path, os.X_OK):
         return [Finding("error", f"{path} is not executable: Slurm would drain every node for it")]
     return []
+
+
+def _promises(compiled: dict[str, Any]) -> list[Finding]:
+    """Checks that compare the machine with nothing."""
+    found, rules = [], compiled.get("promised", {}).get("rules", [])
+    for name, key in (("cpu", "count"), ("memory", "real_memory_mb")):
+        entry = compiled.get("checks", {}).get(name, {"mode": "off"})
+        told = key in entry.get("options", {}) or any(key in rule.get("options", {}) for rule in entry.get("nodes", []))
+        if entry["mode"] != "off" and not told and not any(key in rule for rule in rules):
+            what = f"{name}: nothing to compare with: name slurm.conf with --slurm-conf or slurm.conf, or give {key}"
+            found.append(Finding("warning", what))
+    return found
 
 
 def _tools(compiled: dict[str, Any]) -> list[Finding]:
@@ -79,6 +92,7 @@ def _slurm_conf(places: Places, settings: dict[str, str]) -> list[Finding]:
         if not value:
             found.append(Finding("warning", f"slurm.conf has no {key}: our {kind} never runs"))
         elif value != str(places.entry(kind)):
+            found.append(Finding("warning", f"slurm.conf's {key} is {value}: our {kind} never runs"))
             found += scripts(key, value)
     parameters = settings.get("SchedulerParameters", "")
     if "nohold_on_prolog_fail" in parameters:

@@ -138,7 +138,7 @@ def apply(todo: Installation, *, write_slurm_conf: bool = False) -> list[str]:
             write_atomic(change.path, change.text, mode=change.mode)
             os.chmod(change.path, change.mode)
             changed.append(str(change.path))
-    compiled = {**configuration.read(config), "source": str(places.config)}
+    compiled = {**configuration.read(config, todo.slurm_conf), "source": str(places.config)}
     out = Change(todo.on_disk(places.compiled), json.dumps(compiled, sort_keys=True) + "\n")
     if out.needed():
         configuration.keep(config)

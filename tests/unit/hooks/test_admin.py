@@ -18,7 +18,7 @@ import pytest
 
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.hooks import checks, comeback, engine, evict, hints, metrics, periodic, settle, world
-from slurm_resilience.hooks.admin import configuration, entries, inspect, install, lemons
+from slurm_resilience.hooks.admin import configuration, entries, inspect, install, lemons, promised
 from slurm_resilience.hooks.admin.conformance import tool, tool_by_argument
 from slurm_resilience.hooks.admin.entries import Places
 from slurm_resilience.hooks.checks import Result
@@ -242,6 +242,36 @@ def test_slurm_conf_is_looked_at(places: Places, root_folder: Path) -> None:
     said = findings(inspect.inspect(places, path))
     for word in ("has no Prolog", "nohold_on_prolog_fail", "HealthCheckInterval=0", "not ANY", "PrologEpilogTimeout"):
         assert word in said
+
+
+NODES_CONF = """\
+NodeName=DEFAULT CPUs=8 RealMemory=24000
+NodeName=n[1-4] State=UNKNOWN  # the small ones
+NodeName=big[01-02] \\
+    Sockets=2 CoresPerSocket=64 ThreadsPerCore=2 RealMemory=2000000
+Include more.conf
+"""
+
+
+def test_cpus_and_memory_are_compared_with_slurm_conf(places: Places, root_folder: Path) -> None:
+    conf = root_folder / "slurm.conf"
+    conf.write_text(NODES_CONF)
+    (root_folder / "more.conf").write_text("NodeName=x Boards=2 SocketsPerBoard=2 CoresPerSocket=4\n")
+    rules = {rule["match"]: (rule.get("count"), rule.get("real_memory_mb")) for rule in promised.rules_of(conf)}
+    assert rules == {"n[1-4]": (8, 24000), "big[01-02]": (256, 2000000), "x": (16, 24000)}
+    install.apply(install.plan(places, slurm_conf=conf))
+    settings = world.load_settings(str(places.compiled))
+
+    def options(node: str) -> dict[str, dict[str, object]]:
+        here = world.World("test", node, settings, "", {}, 1.0)
+        return {plan.name: plan.options for plan in engine.plans(here, "periodic") if plan.name in engine.PROMISED}
+
+    assert options("n2") == {"cpu": {"count": 8}, "memory": {"real_memory_mb": 24000}}
+    assert options("stranger") == {"cpu": {}, "memory": {}}
+    conf.write_text(NODES_CONF.replace("RealMemory=24000", "RealMemory=20000"))
+    assert options("n2") == {"cpu": {}, "memory": {}}, "an old promise drains nobody"
+    conf.unlink()
+    assert options("big01")["memory"] == {"real_memory_mb": 2000000}, "a configless node has no file of its own"
 
 
 # --- what follows from an answer ---
