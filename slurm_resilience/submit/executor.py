@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import getpass
 import os
 import shlex
 import shutil
@@ -20,6 +22,7 @@ from slurm_resilience.errors import SlurmError, SubmitError
 from slurm_resilience.slurm.client import CommandClient, SlurmClient
 from slurm_resilience.slurm.environment import submission_environment
 from slurm_resilience.slurm.failures import CommandTimeout
+from slurm_resilience.slurm.waiting import sweep
 from slurm_resilience.submit.folders import check_folder, new_run_dir
 from slurm_resilience.submit.job import ResilientJob
 from slurm_resilience.submit.parameters import SlurmRequest, settle
@@ -189,6 +192,8 @@ class ResilientExecutor(SlurmExecutor):
         )
 
     def _queue(self, script: Path) -> str:
+        with contextlib.suppress(SlurmError):  # whoever looks at the queue next frees what a dead process left in hold
+            sweep(self._client, getpass.getuser())
         decided = {*self._request.options, "job-name", "output", "error", "time"}
         try:
             return self._client.submit(str(script), environment=submission_environment(decided=decided))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -19,6 +20,7 @@ from slurm_resilience.runtime.run_folder import RunFolder, RunStatus
 from slurm_resilience.slurm.client import AccountingRecord, CommandClient, SlurmClient
 from slurm_resilience.slurm.failures import NoSuchJob
 from slurm_resilience.slurm.states import JobState
+from slurm_resilience.slurm.waiting import Trouble, help_job, trouble
 
 _OF_RUN = {"complete": JobState.COMPLETED, "failed": JobState.FAILED, "cancelled": JobState.CANCELLED}
 
@@ -70,6 +72,9 @@ class SlurmHandle:
             return Look(JobState.UNKNOWN, False, f"the controller does not answer: {error.evidence or error.what}")
         if record.command and not record.command.endswith(self._script):
             return self._gone()  # the id belongs to somebody else's job by now
+        if trouble(record, now=time.time()) is Trouble.ORPHAN:
+            with contextlib.suppress(SlurmError):
+                help_job(self._client, record)
         final = record.state.ended and record.state is not JobState.COMPLETING
         return Look(record.state, final, "scontrol", record.exit_code if final else None)
 

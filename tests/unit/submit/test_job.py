@@ -289,3 +289,39 @@ def test_a_process_is_known_by_when_it_began(run: RunFolder) -> None:
     finally:
         if child.poll() is None and process_started(child.pid):
             os.killpg(child.pid, 9)
+
+
+def test_whoever_waits_frees_a_job_that_a_requeue_left_held(run: RunFolder) -> None:
+    done: list[str] = []
+
+    class Orphaned(Slurm):
+        def update(self, job_id: str, **fields: str) -> None:
+            done.append(next(iter(fields)))
+
+        def release(self, job_id: str) -> None:
+            done.append("release")
+
+    for comment, calls in (("mine [slurm-resilience requeue r at 1000]", ["StartTime", "release", "Comment"]), ("mine", [])):
+        done.clear()
+        seen = look(run, Orphaned(ours("job-held.txt", comment=comment)))
+        assert not seen.final
+        assert done == calls
+
+
+def test_a_run_that_goes_on_in_another_job_is_followed(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Both(Slurm):
+        def job(self, job_id: str) -> JobRecord:
+            asked.append(job_id)
+            return ours(state=JobState.PREEMPTED if job_id == "32" else JobState.RUNNING)
+
+    monkeypatch.setattr("slurm_resilience.submit.handles.CommandClient", lambda: Both(NoSuchJob("none")))
+    description = {"cluster": "slurm", "job_id": "32", "run_id": "r", "submitted_at": 1990.0, "script": SCRIPT}
+    job = ResilientJob[Any](run.path, description)
+    job.save_description()
+    assert job.done()
+    job = ResilientJob[Any](run.path, description)
+    ResilientJob[Any](run.path, {**description, "job_id": "33"}).save_description()
+    assert not job.done()
+    assert (job.job_id, job.state, asked) == ("33", "RUNNING", ["32", "32", "33"])

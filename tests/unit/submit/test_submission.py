@@ -206,3 +206,26 @@ def test_a_configuration_file(plain: Path, tmp_path: Path) -> None:
     path.write_text("nodes: [1, 3]\ncheckpoint: {every_steps: 9}\n")
     merged = merge_config(path, nodes=None, ranks_per_node=2)
     assert (merged.nodes, merged.ranks_per_node, merged.checkpoint.every_steps) == ((1, 3), 2, 9)
+
+
+def test_submitting_frees_what_a_dead_process_left_held(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swept: list[str] = []
+    monkeypatch.setattr("slurm_resilience.submit.executor.sweep", lambda client, user: swept.append(user))
+    ResilientExecutor(plain, client=Queue()).submit(fit, 1)
+    assert len(swept) == 1
+
+
+def test_a_complete_run_is_not_queued_again(
+    plain: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from slurm_resilience.cli import main
+    from slurm_resilience.runtime.run_folder import RunFolder, RunStatus
+
+    monkeypatch.setattr(
+        "slurm_resilience.submit.executor.ResilientExecutor.submit_work", lambda *_, **__: pytest.fail("queued")
+    )
+    run = RunFolder(plain / "old")
+    run.prepare()
+    run.write_status(RunStatus("complete", step=7))
+    assert main(["submit", "--run-dir", str(run.path), "--", "true"]) == 0
+    assert "complete (step 7); nothing is queued" in capsys.readouterr().out
