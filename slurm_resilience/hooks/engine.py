@@ -69,18 +69,25 @@ def plans(world: "World", context: str) -> "list[Plan]":
 
 def promise(world: "World", key: str) -> "dict[str, object]":
     """What slurm.conf promised of this node when the configuration was compiled; {} when it is another one by now."""
-    import binascii
-
     told = world.section("promised")
     rules = told.get("rules")
     for rule in reversed(rules) if isinstance(rules, list) else []:
         if key in rule and matches(str(rule["match"]), world.node):
             try:
-                same = binascii.crc32(files.read(str(told["conf"])).encode("utf-8", "replace")) == told.get("crc")
+                same = crc_of_nodes(files.read(str(told["conf"]))) == told.get("crc")
             except OSError:
                 same = True  # no file of its own here: a configless node, or the compiled configuration came from elsewhere
             return {key: rule[key]} if same else {}
     return {}
+
+
+def crc_of_nodes(text: str) -> int:
+    """The checksum of what a slurm.conf says of nodes, whatever else changes in it."""
+    import binascii
+
+    lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
+    lines = [line for line in lines if line[:8].lower() == "nodename" or line[:7].lower() == "include"]
+    return binascii.crc32("\n".join(lines).encode("utf-8", "replace"))
 
 
 def matches(pattern: str, node: str) -> bool:

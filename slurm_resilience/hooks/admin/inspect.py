@@ -30,11 +30,13 @@ def inspect(places: Places, slurm_conf: Path | None) -> list[Finding]:
     found: list[Finding] = []
     compiled: dict[str, Any] = {}
     try:
-        compiled = configuration.read(places.config)
+        compiled = configuration.read(places.config, slurm_conf)
     except ConfigError as error:
         found.append(Finding("error", str(error)))
     try:
-        world.load_settings(str(places.compiled))
+        in_use = world.load_settings(str(places.compiled))
+        if compiled.get("promised") and in_use.get("promised") != compiled["promised"]:
+            found.append(Finding("warning", "slurm.conf promises something else of nodes by now: run hooks check --write"))
     except world.BadSettings as error:
         found.append(Finding("error", f"the hooks do nothing: {error}"))
     for path in (places.python, places.library / "start.py", places.config):

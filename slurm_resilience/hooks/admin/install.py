@@ -180,6 +180,8 @@ def uninstall(places: Places, *, root: Path = Path("/"), slurm_conf: Path | None
     folders = [places.prefix] + (
         [places.state, places.config, places.compiled, *configuration.kept(places.config)] if purge else []
     )
+    if purge:
+        folders.append(entries.controller_state(places))
     for path in [*folders, logrotate_of(places)]:
         there = todo.on_disk(path)
         if there.is_dir():
@@ -189,6 +191,10 @@ def uninstall(places: Places, *, root: Path = Path("/"), slurm_conf: Path | None
         else:
             continue
         gone.append(str(there))
+    folder = todo.on_disk(places.config.parent)
+    if purge and folder.is_dir() and not any(folder.iterdir()):
+        folder.rmdir()
+        gone.append(str(folder))
     return gone
 
 

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import binascii
 import re
 from pathlib import Path
 from typing import Any
+
+from slurm_resilience.hooks import engine
 
 USUAL = Path("/etc/slurm/slurm.conf")
 _MOST_INCLUDES = 20
 
 
 def promises(conf: Path) -> dict[str, Any]:
-    """The rules, with the file and its checksum: a node whose slurm.conf is another one by now does not believe them.
+    """The rules, with the file and a checksum; {} where the file cannot be read or promises nothing.
 
-    {} where the file cannot be read or promises nothing.
+    A node whose slurm.conf says something else of nodes by now does not believe them.
     """
     try:
-        raw = conf.read_bytes()
+        text = conf.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return {}
     rules = rules_of(conf)
-    return {"conf": str(conf), "crc": binascii.crc32(raw), "rules": rules} if rules else {}
+    return {"conf": str(conf), "crc": engine.crc_of_nodes(text), "rules": rules} if rules else {}
 
 
 def rules_of(conf: Path) -> list[dict[str, Any]]:

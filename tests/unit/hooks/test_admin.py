@@ -259,7 +259,9 @@ def test_cpus_and_memory_are_compared_with_slurm_conf(places: Places, root_folde
     (root_folder / "more.conf").write_text("NodeName=x Boards=2 SocketsPerBoard=2 CoresPerSocket=4\n")
     rules = {rule["match"]: (rule.get("count"), rule.get("real_memory_mb")) for rule in promised.rules_of(conf)}
     assert rules == {"n[1-4]": (8, 24000), "big[01-02]": (256, 2000000), "x": (16, 24000)}
-    install.apply(install.plan(places, slurm_conf=conf))
+    install.apply(install.plan(places, slurm_conf=conf), write_slurm_conf=True)
+    assert "Prolog=" in conf.read_text(), "what else changes in slurm.conf is no other promise"
+    assert "promises something else" not in findings(inspect.inspect(places, conf))
     settings = world.load_settings(str(places.compiled))
 
     def options(node: str) -> dict[str, dict[str, object]]:
@@ -269,6 +271,7 @@ def test_cpus_and_memory_are_compared_with_slurm_conf(places: Places, root_folde
     assert options("n2") == {"cpu": {"count": 8}, "memory": {"real_memory_mb": 24000}}
     assert options("stranger") == {"cpu": {}, "memory": {}}
     conf.write_text(NODES_CONF.replace("RealMemory=24000", "RealMemory=20000"))
+    assert "promises something else" in findings(inspect.inspect(places, conf))
     assert options("n2") == {"cpu": {}, "memory": {}}, "an old promise drains nobody"
     conf.unlink()
     assert options("big01")["memory"] == {"real_memory_mb": 2000000}, "a configless node has no file of its own"
