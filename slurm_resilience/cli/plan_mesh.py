@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from slurm_resilience.cli.plan_options import positive, table
-from slurm_resilience.errors import ConfigError, ExitCode
+from slurm_resilience.errors import ConfigError, ExitCode, SlurmError
 
 # Up to this many nodes every smaller allocation lists the samples of each rank; beyond, it counts them ("samples").
 _LISTED_NODES = 128
@@ -72,9 +72,19 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _node_gpus(nodes: int, text: str, per_task: int) -> list[int]:
+    from slurm_resilience.elastic.axes import MOST_GPUS
     from slurm_resilience.slurm.environment import tasks_per_node
 
-    counts = tasks_per_node(text)
+    try:
+        counts = tasks_per_node(text)
+    except SlurmError as error:
+        raise ConfigError(
+            f"--gpus-per-node {text!r} cannot be read",
+            evidence=error.what,
+            remedy='write 8, or "8(x5),7" for nodes that differ',
+        ) from None
+    if nodes > MOST_GPUS:
+        raise ConfigError(f"--nodes {nodes} is more than any cluster has")
     if len(counts) == 1:
         counts *= nodes
     if len(counts) != nodes:

@@ -15,6 +15,7 @@ from slurm_resilience.errors import ConfigError, nearest
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 WORLD_AXES = AXES[:-1]
+MOST_GPUS = 1 << 20  # beyond any cluster; all of them are looked at, so nonsense would take for ever
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,8 @@ class Axis:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"A mesh axis cannot have {name}={value}", remedy="use 1 for an axis that is not wanted")
+            if value is not None and value > MOST_GPUS:
+                raise ConfigError(f"A mesh axis cannot have {name}={value}", evidence=f"no cluster has {MOST_GPUS} GPUs")
         if self.at_most is not None and self.at_most < self.at_least:
             raise ConfigError(f"A mesh axis of at least {self.at_least} and at most {self.at_most} cannot exist")
         if self.fixed is not None and not self.allows(self.fixed):

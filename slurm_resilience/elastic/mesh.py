@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
-from slurm_resilience.elastic.axes import AXES, WORLD_AXES, MeshConstraints
+from slurm_resilience.elastic.axes import AXES, MOST_GPUS, WORLD_AXES, MeshConstraints
 from slurm_resilience.elastic.refusal import refusal
 from slurm_resilience.elastic.shapes import Shape, shapes
 from slurm_resilience.errors import ConfigError
@@ -51,11 +51,6 @@ class MeshPlan:
             rank, out[name] = divmod(rank, self.axes[name])
         return {name: out[name] for name in WORLD_AXES}
 
-    def dp_rank(self, rank: int) -> int:
-        """Which share of the global batch the rank works on."""
-        at = self.coordinates(rank)
-        return at["dp_replicate"] * self.axes["dp_shard"] + at["dp_shard"]
-
 
 def plan_mesh(
     ranks: int | None = None,
@@ -90,9 +85,13 @@ def node_sizes(ranks: int | None, gpus_per_node: int | Sequence[int] | None) -> 
         )
     else:
         size = gpus_per_node or ranks
+        if ranks > MOST_GPUS:
+            raise ConfigError(f"A mesh cannot be planned for {ranks} ranks", evidence=f"no cluster has {MOST_GPUS} GPUs")
         sizes = [size] * (ranks // size) + ([ranks % size] if ranks % size else [])
     if not sizes or max(sizes) < 1 or min(sizes) < 0:
         raise ConfigError("A mesh cannot be planned without GPUs", evidence=f"GPUs of each node: {sizes[:16]}")
+    if sum(sizes) > MOST_GPUS:
+        raise ConfigError(f"A mesh cannot be planned for {sum(sizes)} GPUs", evidence=f"no cluster has {MOST_GPUS}")
     return sizes
 
 

@@ -15,6 +15,7 @@ from slurm_resilience.elastic.axes import WORLD_AXES, MeshConstraints
 from slurm_resilience.elastic.batch import BatchPlan, Deal
 from slurm_resilience.elastic.mesh import MeshFitter, node_sizes, plan_mesh
 from slurm_resilience.elastic.scaling import Rule, scale_batch
+from slurm_resilience.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,11 @@ def outlook(
     Raises :class:`ConfigError`, with the smallest change that would help, when not even all nodes are enough.
     """
     nodes = node_sizes(None, gpus_per_node)
+    if min_nodes > len(nodes):
+        raise ConfigError(
+            f"The smallest allocation of {min_nodes} nodes is larger than the whole one of {len(nodes)}",
+            remedy="give a smaller minimum, or more nodes",
+        )
     plan = plan_mesh(constraints=constraints, gpus_per_node=nodes, max_dp=global_batch)
     micro = micro_batch or (-(-global_batch // plan.dp_ranks) if global_batch else None)
     fitter = MeshFitter(constraints, largest_node=max(nodes), gpus=sum(nodes), max_dp=global_batch, previous=plan.axes)

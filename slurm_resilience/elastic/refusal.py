@@ -15,6 +15,7 @@ from slurm_resilience.errors import ConfigError
 Fits = Callable[[MeshConstraints, Mapping[int, int], int | None], bool]
 _MOST_GPUS = 1 << 17
 _LARGEST_NODE = 1 << 10
+_NEAR = 64
 
 
 def refusal(rules: MeshConstraints, nodes: Sequence[int], max_dp: int | None, fits: Fits) -> ConfigError:
@@ -55,10 +56,15 @@ def _first(low: int, high: int, good: Callable[[int], bool]) -> int | None:
 
 
 def _smaller_axes(rules: MeshConstraints, sizes: Mapping[int, int], max_dp: int | None, fits: Fits) -> Iterator[str]:
+    gpus = sum(size * count for size, count in sizes.items())
     for name in AXES:
         axis = rules.axis(name)
         least = axis.fixed or axis.at_least
-        for degree in range(least - 1, 0, -1):
+        # What is near comes first; farther off, only the degrees that people use.
+        start = min(least - 1, gpus)
+        near = range(start, max(0, start - _NEAR), -1)
+        far = [1 << power for power in range(max(0, start - _NEAR).bit_length() - 1, -1, -1)]
+        for degree in (*near, *(one for one in far if one <= start - _NEAR)):
             if axis.divides is not None and axis.divides % degree:
                 continue
             looser = dataclasses.replace(axis, fixed=degree if axis.fixed else None, at_least=min(axis.at_least, degree))

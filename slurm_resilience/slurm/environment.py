@@ -72,6 +72,9 @@ class SlurmEnvironment:
         )
 
 
+_MOST_NODES = 1 << 20
+
+
 def tasks_per_node(text: str) -> tuple[int, ...]:
     """Slurm's ``4(x2),3`` as (4, 4, 3).  Raises :class:`SlurmError` for anything else."""
     out: list[int] = []
@@ -79,7 +82,10 @@ def tasks_per_node(text: str) -> tuple[int, ...]:
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", piece.strip())
         if not found:
             raise SlurmError(f"{text!r} is not a list of tasks per node", evidence="expected something like 4(x2),3")
-        out += [int(found.group(1))] * int(found.group(2) or 1)
+        nodes = int(found.group(2) or 1)
+        if len(out) + nodes > _MOST_NODES:
+            raise SlurmError(f"{text[:80]!r} is about more nodes than any cluster has", evidence=f"{_MOST_NODES} are the most")
+        out += [int(found.group(1))] * nodes
     return tuple(out)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from math import prod
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from slurm_resilience import Run
+from slurm_resilience.elastic import MeshConstraints, plan_mesh
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.training.data import Batches, make_batches, scale_loss
+from slurm_resilience.training.identity import Identity
 
 SAMPLES, WHOLE = 23, 10
 
@@ -78,3 +82,14 @@ def test_ranks_that_share_samples_are_counted_once(tmp_path: Any, monkeypatch: p
         monkeypatch.setattr(type(run), "world_size", property(lambda self: 8))
         monkeypatch.setattr(run, "sum", lambda mine: 4 * (3 + 5))
         assert run.total_tokens(3) == 8
+
+
+@pytest.mark.parametrize("axes", [{"dp_replicate": 2, "dp_shard": 3, "tp": 2}, {"pp": 2, "dp_shard": 2, "cp": 3}, {"tp": 4}])
+def test_a_rank_finds_its_share_of_the_batch_where_the_mesh_has_put_it(axes: dict[str, int]) -> None:
+    """Ranks are row-major over (pp, dp_replicate, dp_shard, cp, tp), as torch's device mesh has them."""
+    ranks = prod(axes.values())
+    plan = plan_mesh(ranks, MeshConstraints.of(**axes))
+    for rank in range(ranks):
+        run = SimpleNamespace(rank=rank, mesh=plan.axes, dp_ranks=plan.dp_ranks)
+        at = plan.coordinates(rank)
+        assert Identity.dp_rank.fget(run) == at["dp_replicate"] * plan.axes["dp_shard"] + at["dp_shard"]  # type: ignore[attr-defined]
