@@ -139,14 +139,24 @@ class Bench:
         self.forget(self.store.path(entry), plain)
 
     def stalls(self, saver: Any, turn: int) -> None:
+        """One of each, in an order that turns, so that none always finds the disk as another has left it."""
+        suffix = "" if turn else "_first"
+        ways = [self.stall_ours, self.sync_ours, self.stall_plain]
+        for way in ways[turn % 3 :] + ways[: turn % 3]:
+            way(saver, turn, suffix)
+
+    def stall_ours(self, saver: Any, turn: int, suffix: str) -> None:
+        self.timed(f"stall{suffix}", saver.start, self.state, step=1000 + turn)
+        if not saver.staged_bytes:
+            raise AssertionError("there is not memory enough for a copy, so nothing was saved in the background")
+        self.forget(self.store.path(saver.wait()))
+
+    def sync_ours(self, saver: Any, turn: int, suffix: str) -> None:
+        self.forget(self.store.path(self.timed(f"sync{suffix}", self.save_ours, 2000 + turn)))
+
+    def stall_plain(self, saver: Any, turn: int, suffix: str) -> None:
         import torch.distributed.checkpoint as dcp
 
-        suffix = "" if turn else "_first"
-        self.timed(f"stall{suffix}", saver.start, self.state, step=1000 + turn)
-        entry = saver.wait()
-        self.forget(self.store.path(entry))
-        entry = self.timed(f"sync{suffix}", self.save_ours, 2000 + turn)
-        self.forget(self.store.path(entry))
         plain = self.root / f"async{turn}"
         future = self.timed(
             f"dcp_stall{suffix}", dcp.async_save, self.state, checkpoint_id=plain, process_group=self.async_group
@@ -188,7 +198,7 @@ def rank_main(rank: int, args: Any, base: str) -> None:
         if turn == 1:
             bench.times.clear()
         bench.save_and_load(turn)
-    saver = BackgroundSaver(bench.store, timeout_s=120)
+    saver = BackgroundSaver(bench.store, timeout_s=120, ranks_here=args.ranks)
     for turn in range(args.repeat + 1):
         bench.stalls(saver, turn)
     staged = saver.staged_bytes
