@@ -61,6 +61,7 @@ class Attempt:
         self._raised_at: float | None = None
         self._stragglers = Stragglers(self.node_of)
         self._unseen = Unseen()
+        self._judge = hang.Judge()
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -167,7 +168,7 @@ class Attempt:
     def _look_for_hangs(self, limits: LimitsConfig, now: float, wall: float) -> list[Note]:
         """Silence becomes evidence; what else is worth to be known of the ranks' pace becomes notes."""
         looks = {rank: _look(each) for rank, (each, _) in self._progress.items()}
-        found = hang.find(looks, self.limits, init_s=limits.init_s)
+        found = self._judge.find(looks, self.limits, init_s=limits.init_s, now=now)
         if found is not None:
             since = self._progress[found.rank][1] - found.silent_s
             self._hangs(found.rank, found.why, t=wall - (now - since))

@@ -51,41 +51,58 @@ class Hang(NamedTuple):
     why: str
 
 
-def find(ranks: Mapping[int, Look], limits: Limits, *, init_s: float) -> Hang | None:
-    """The rank that is furthest behind of those that hang; None when nobody does.
+class Judge:
+    """Remembers who was busy when: who had to wait for somebody is silent only since then."""
 
-    A rank that never said anything is judged only when another one has: a script may do without a ``Run``.
-    """
-    living = {rank: look for rank, look in ranks.items() if not look.done}
-    if not any(look.beats for look in ranks.values()):
-        return None
-    hangs: list[tuple[int, float, int, Hang]] = []
-    for rank, look in living.items():
-        found = _over(look, limits, init_s)
-        if found is None:
-            continue
-        section, silent_s, why = found
-        waits = section is None or section.limit_s is None
-        if waits and look.beats and any(_busy(other, limits) for who, other in living.items() if who != rank):
-            continue
-        hangs.append((look.step, -silent_s, rank, Hang(rank, silent_s, why)))
-    return min(hangs)[3] if hangs else None
+    def __init__(self) -> None:
+        self._busy_at: dict[int, float] = {}
+
+    def find(self, ranks: Mapping[int, Look], limits: Limits, *, init_s: float, now: float) -> Hang | None:
+        """The rank that is furthest behind of those that hang; None when nobody does.
+
+        A rank that never said anything is judged only when another one has: a script may do without a ``Run``.
+        """
+        living = {rank: look for rank, look in ranks.items() if not look.done}
+        if not any(look.beats for look in ranks.values()):
+            return None
+        self._busy_at.update({rank: now for rank, look in living.items() if _busy(look, limits)})
+        hangs: list[tuple[int, float, int, Hang]] = []
+        for rank, look in living.items():
+            found = _over(look, limits, init_s)
+            if found is not None and not (found.waits and self._excused(rank, found, now)):
+                hangs.append((look.step, -found.silent_s, rank, Hang(rank, found.silent_s, found.why)))
+        return min(hangs)[3] if hangs else None
+
+    def _excused(self, rank: int, found: _Over, now: float) -> bool:
+        """Somebody else was busy so lately that this rank has not been silent for its whole limit since then."""
+        last = max((at for who, at in self._busy_at.items() if who != rank), default=-math.inf)
+        return now - last <= found.limit_s
 
 
-def _over(look: Look, limits: Limits, init_s: float) -> tuple[Section | None, float, str] | None:
+class _Over(NamedTuple):
+    """What is over its limit.  ``waits``: it may be waiting for others, so it is judged from when they were last busy."""
+
+    limit_s: float
+    silent_s: float
+    why: str
+    waits: bool
+
+
+def _over(look: Look, limits: Limits, init_s: float) -> _Over | None:
     if not look.beats:
         silent_s = look.sections[0].own_s if look.sections else 0.0
         why = f"it has not said a word for {silent_s:.0f} s, while others have (limit {init_s:g} s)"
-        return (None, silent_s, why) if silent_s > init_s else None
+        return _Over(init_s, silent_s, why, waits=False) if silent_s > init_s else None
     for section in look.sections:
         if section.name == _INIT and look.quiet_s < init_s / 2 and section.own_s < _PATIENT * init_s:
             continue  # it reads, writes or computes: a large data set is looked through, a large model is built
         limit_s, time_s = _limit(section, limits), _time(section)
         if time_s > limit_s:
             if section.limit_s is not None:
-                return section, time_s, f"section {section.name!r} has taken {time_s:.1f} s (its limit is {limit_s:g} s)"
+                why = f"section {section.name!r} has taken {time_s:.1f} s (its limit is {limit_s:g} s)"
+                return _Over(limit_s, time_s, why, waits=False)
             what = "no step" if section.name == STEP else f"no sign of life in {section.name!r}"
-            return section, time_s, f"{what} for {time_s:.1f} s ({limits.why(section.name, limit_s)})"
+            return _Over(limit_s, time_s, f"{what} for {time_s:.1f} s ({limits.why(section.name, limit_s)})", waits=True)
     return None
 
 

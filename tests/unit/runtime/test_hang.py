@@ -7,7 +7,7 @@ import math
 import pytest
 
 from slurm_resilience.config import LimitsConfig
-from slurm_resilience.runtime.hang import Look, Section, find
+from slurm_resilience.runtime.hang import Judge, Look, Section
 from slurm_resilience.runtime.limits import START_STEP_S, Limits
 
 FAST = {"step": (500, 0.11)}
@@ -30,7 +30,7 @@ def stepping(own_s: float, *, step: int = 50) -> Look:
 
 
 def hang(limits: Limits, *ranks: Look, init_s: float = 600.0) -> int | None:
-    found = find(dict(enumerate(ranks)), limits, init_s=init_s)
+    found = Judge().find(dict(enumerate(ranks)), limits, init_s=init_s, now=1000.0)
     return None if found is None else found.rank
 
 
@@ -83,6 +83,21 @@ def test_who_waits_for_a_rank_that_is_busy_within_its_limit_does_not_hang() -> N
     assert hang(learned(), stuck, stepping(600.0)) in (0, 1)
     late = look(("resume", None, 200.0, 200.0), step=-1)
     assert hang(learned(), late, stepping(150.0)) is None
+
+
+def test_who_waited_is_silent_only_since_nobody_is_busy_any_more() -> None:
+    """The evaluation is over, and the others have not had the time to take a step yet."""
+    judge, limits = Judge(), learned()
+
+    def judged(now: float, *ranks: Look) -> int | None:
+        found = judge.find(dict(enumerate(ranks)), limits, init_s=600.0, now=now)
+        return None if found is None else found.rank
+
+    evaluates = look(("step", None, 0.1, 100.0), ("evaluation", None, 89.9, 89.9))
+    assert judged(1089.9, evaluates, stepping(89.9)) is None
+    assert judged(1090.4, stepping(0.3), stepping(90.4)) is None
+    assert judged(1097.0, stepping(6.9), stepping(97.0)) is None
+    assert judged(1098.5, stepping(7.9), stepping(98.5)) == 1
 
 
 def test_the_rank_that_is_furthest_behind_is_named() -> None:
