@@ -351,6 +351,8 @@ class Coordinator:
     def _leaves_a_drained_node(self) -> bool:
         """Somebody drained a node under the attempt: save, and go on without it where there is somewhere to go."""
         attempt, config = self._current(), self.config
+        if attempt.reached is None:  # who reports no step can save none, and would lose all of it by leaving
+            return False
         ready, can = self.fleet.ready(self._out.now, need_warm=config.warm), config.requeue and self.spec.can_requeue
         move = self.scene.drains.move(attempt.nodes, ready, fewest=config.nodes[0], fits=self._fits, can_requeue=can)
         if move is None:
