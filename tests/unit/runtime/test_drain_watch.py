@@ -267,6 +267,21 @@ def test_a_mesh_that_does_not_fit_on_what_is_left_asks_for_a_new_allocation() ->
     assert stage.statuses[-1].cause == "node_drained"
 
 
+def test_ranks_that_report_nothing_could_save_nothing_and_are_left_alone() -> None:
+    stage = Stage(4, nodes=(2, 4))
+    stage.begin()
+    for agent in stage.agents.values():
+        agent.progress = {rank: [-1, 0, 0.1, False, 0.1] for rank in range(4)}
+    stage.until(State.RUNNING)
+    stage.drained = {"n2": "ADMIN"}
+    stage.pass_(120)
+    assert stage.count("node_drained") == 1
+    assert stage.coordinator.state is State.RUNNING
+    for agent in stage.agents.values():
+        agent.progress = {}
+    stage.until(State.ENDING, 30)
+
+
 def test_a_run_without_slurm_asks_nobody() -> None:
     stage = Stage(2, has_slurm=False).running()
     stage.pass_(100)
