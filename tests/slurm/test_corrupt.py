@@ -1,0 +1,57 @@
+"""Checkpoints that no file check can tell from good ones, found by a job that nobody watches."""
+
+from __future__ import annotations
+
+import math
+import os
+import pwd
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slurm_resilience.checkpoint.store import CheckpointStore
+from slurm_resilience.observe.events import read_events
+from slurm_resilience.sandbox import Sandbox
+from tests.slurm.test_drained import ENDLESS, newest
+from tests.slurm.test_faults import SlurmRun
+
+sys.path.append(os.fspath(Path(__file__).parents[1] / "unit"))
+from training.forge import forged
+
+
+def hand_over(folder: Path, name: str) -> None:
+    """What root has forged is alice's again: otherwise the files would be refused for their owner."""
+    account = pwd.getpwnam(name)
+    for path in [folder, *folder.rglob("*")]:
+        os.lchown(path, account.pw_uid, account.pw_gid)
+
+
+@pytest.mark.timeout(900)
+def test_a_requeued_job_passes_over_a_wrong_learning_rate_and_a_nan_in_one_go(sandbox: Sandbox, shared: Path) -> None:
+    run = SlurmRun(sandbox, shared, ENDLESS, nodes="2")
+    run.running()
+    store = CheckpointStore.open(run.run_dir / "checkpoints")
+    sandbox.wait_for(lambda: len(store.entries()) >= 3, 300, what="three checkpoints")
+    sandbox.slurm(["scontrol", "requeue", run.job])
+    sandbox.wait_for(lambda: sandbox.job_state(run.job) == "PENDING", 120, what="the requeue")
+    good, older, newer = sorted((entry for entry in store.entries() if entry.usable), key=lambda entry: entry.order)[-3:]
+    with forged(store.root, step=newer.step, digest=True) as it:
+        it.plain["optimizers"]["optimizer"]["groups"][0]["numbers"]["lr"] *= 2
+        it.plain["lr"]["optimizer"] = [2 * rate for rate in it.plain["lr"]["optimizer"]]
+    with forged(store.root, step=older.step, digest=True) as it:
+        it.tensors[next(key for key in it.tensors if key.endswith("exp_avg_sq"))].view(-1)[0] = math.nan
+    hand_over(store.root, "alice")
+    at = time.time()
+    sandbox.slurm(["scontrol", "update", f"JobId={run.job}", "StartTime=now"])
+    sandbox.wait_for(lambda: newest(run, "first_step", at), 300, what="the first step from a good checkpoint")
+    since = [event for event in read_events(run.run_dir) if float(event["t"]) >= at]
+    condemned = [(event["step"], event["reason"]) for event in since if event["event"] == "checkpoint_quarantined"]
+    assert [step for step, _ in condemned] == [newer.step, older.step]
+    assert "learning rate of optimizer" in condemned[0][1]
+    assert "not finite" in condemned[1][1]
+    (resumed,) = [event for event in since if event["event"] == "resumed"]
+    assert resumed["step"] == good.step
+    assert [event["event"] for event in since].count("attempt_started") == 1, "in one go"
+    sandbox.exec(["scancel", run.job], check=True)
