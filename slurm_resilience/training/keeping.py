@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import socket
+from collections.abc import Mapping
+from typing import Any
 
 from slurm_resilience._clock import boot_id
+from slurm_resilience.checkpoint.digest import sha256
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import Cause, ConfigError
 from slurm_resilience.observe.accounts import account
@@ -13,6 +18,8 @@ from slurm_resilience.observe.events import read_for_standing
 from slurm_resilience.training.identity import Identity
 from slurm_resilience.training.local import LocalCopies
 from slurm_resilience.training.pace import Pace, Past
+
+log = logging.getLogger(__name__)
 
 _WARNED = frozenset(map(str, (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.NODE_DRAINED, Cause.CANCELLED)))
 
@@ -55,6 +62,23 @@ class Keeping(Identity):
 
     def _say_interval(self, interval_s: float, reason: str) -> None:
         self._link.send("checkpoint_interval_chosen", interval_s=round(interval_s, 3), reason=reason)
+
+    def _fingerprint(self) -> dict[str, Any]:
+        """What the experiment was configured as, for its checkpoints, with a digest over it."""
+        values: dict[str, Any] = {
+            "seed": self.seed,
+            "global_batch": self._settings.global_batch,
+            "keep_accumulation": self.keep_accumulation,
+        }
+        return {**values, "sha256": sha256(json.dumps(values, sort_keys=True).encode())}
+
+    def _compare(self, saved: Mapping[str, Any]) -> None:
+        """Warn of what the checkpoint was taken with and this attempt has otherwise; whether it is an error, others say."""
+        mine = self._fingerprint()
+        if self.rank != 0 or not saved or saved.get("sha256") == mine["sha256"]:
+            return
+        changed = [f"{name} {saved.get(name)!r} is now {mine[name]!r}" for name in mine if saved.get(name) != mine[name]]
+        log.warning("the checkpoint was taken with another configuration: %s", "; ".join(changed[:-1] or changed))
 
     def _past(self) -> Past:
         """How often this run has failed so far, by its own record; what came with a warning cost no work."""

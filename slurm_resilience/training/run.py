@@ -232,6 +232,7 @@ class Run(Weighing, Keeping, Proving):
             copies=resumer.copies,
         )
         saver.batches, saver.probe, saver.run_id = self._batches, self._probe, self._run_id
+        saver.config = self._fingerprint()
         metrics = MetricsFile(self._folder) if self.rank == 0 else None
         step = 0
         if self._resumed is None:
@@ -242,6 +243,7 @@ class Run(Weighing, Keeping, Proving):
             step = saver.begun_step = self._resumed.step
             saver.saved_step = step if self._resumed.tier == "shared" else None
             saver.track.load(self._resumed.saved.get("history") or ())
+            self._compare(self._resumed.saved.get("config") or {})
             self._say_resumed(self._resumed)
             self._write_resume_down(self._resumed, own, metrics)
         self._saver = saver

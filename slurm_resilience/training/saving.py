@@ -73,6 +73,7 @@ class Saver:
         self.probe: Probe | None = None
         self.track = Track()
         self.run_id = ""
+        self.config: dict[str, Any] = {}
         self.begun_step: int | None = None
         self.saved_step: int | None = None
 
@@ -174,6 +175,7 @@ class Saver:
             lr={label: learning_rates(one) for label, one in self._registry.optimizers.items()},
             last_lr={label: last_lr(one) for label, one in self._registry.schedulers.items()},
             history=self.track.to_json(),
+            config=self.config,
             witness=witness.say(self._registry, self.batches, step=step, run_id=self.run_id, attempt=self._store.attempt or 0),
             probe=measured
             if measured is None or math.isfinite(measured["loss"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import random
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -134,6 +135,25 @@ def test_a_full_disk_costs_lines_of_the_curve_and_not_the_run(begin: Callable[..
         file._fd = os.open("/dev/full", os.O_WRONLY) if step == 1 else whole
         one_step(step, *parts)
     assert list(history(run.folder)) == [1, 3, 4]
+
+
+def test_a_checkpoint_knows_its_configuration_and_another_one_is_warned_of(
+    begin: Callable[..., Run], caplog: pytest.LogCaptureFixture
+) -> None:
+    run = begin(seed=3)
+    go(run, 2)
+    store = CheckpointStore.open(run.folder / "checkpoints")
+    latest = store.latest()
+    assert latest is not None
+    config = store.manifest(latest).extra["training"]["config"]
+    assert (config["seed"], len(config["sha256"])) == (3, 64)
+    for seed, said in ((3, False), (4, True)):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            run = begin(seed=seed)
+            small(run)
+            run.resume()
+        assert ("taken with another configuration: seed 3 is now 4" in caplog.text) is said
 
 
 def test_checkpoints_are_taken_when_due_and_old_ones_go(begin: Callable[..., Run]) -> None:
@@ -614,3 +634,25 @@ def test_an_uncaught_exception_is_told_once_with_its_step(begin: Callable[..., R
     assert (told["type"], told["message"], told["step"]) == ("ValueError", "bad sample", 1)
     assert "bad sample" in told["traceback"]
     assert len(shown) == 1
+
+
+def test_what_a_check_draws_is_not_missing_in_training(begin: Callable[..., Run]) -> None:
+    """Random generators come last: whatever was drawn until then leaves no trace."""
+
+    def drawn() -> tuple[float, float]:
+        return random.random(), float(torch.rand(()))
+
+    run = begin(**EVERY_2)
+    go(run, 2)
+    expected = drawn()
+    again = begin(**EVERY_2)
+    small(again)
+    drawn()
+
+    def draws(_: Any) -> Iterator[Any]:
+        drawn()
+        yield from ()
+
+    again.verify_with(draws)
+    assert again.resume() == 2
+    assert drawn() == expected
