@@ -11,6 +11,7 @@ import contextlib
 import inspect
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +62,10 @@ def run_classic(folder: CallFolder, call: Call) -> None:
     rank = int(os.environ.get("RANK", "0"))
     os.environ["SUBMITIT_EXECUTOR"] = "resilient"
     os.environ["SUBMITIT_FOLDER"] = str(folder.path)
+    if "submitit" in sys.modules:  # the function brought it along
+        from slurm_resilience.submit.plugin import make_known
+
+        make_known()
     if contract is None:
         folder_result(folder, 0, rank, call.function(*call.args, **call.kwargs))
         return

@@ -13,6 +13,14 @@ from typing import Any, ClassVar
 from submitit.core.job_environment import JobEnvironment
 
 
+def make_known() -> None:
+    """Have submitit find this environment in this process, also where the package's entry points are not installed."""
+    from submitit.core import plugins
+
+    known: Any = plugins.get_job_environments()  # the dict that it looks into each time
+    known.setdefault(ResilientJobEnvironment.name(), ResilientJobEnvironment())
+
+
 class ResilientJobEnvironment(JobEnvironment):
     """Active where ``SUBMITIT_EXECUTOR=resilient``, which a rank of a submitted function has."""
 

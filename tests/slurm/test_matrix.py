@@ -193,7 +193,7 @@ SCENARIOS: dict[str, tuple[Callable[[Cell], str], dict[str, str]]] = {
     "batch-host": (without_its_batch_host, {"SlurmdTimeout": "15"}),
     "other-node": (without_another_node, {}),
 }
-ALWAYS = {("grace0-signal", "task"), ("controller", "four")}
+ALWAYS = {("grace0-signal", "one")}
 CELLS = [
     pytest.param(scenario, shape, marks=[] if (scenario, shape) in ALWAYS else pytest.mark.long)
     for scenario in SCENARIOS

@@ -20,7 +20,7 @@ MINIMAL = ROOT / "examples" / "minimal.py"
 DRIVER = """
 import json, os, sys, time
 from pathlib import Path
-from slurm_resilience import ResilientJob, submit_resilient
+from slurm_resilience import ResilientJob, map_resilient, submit_resilient
 
 def train(run, folder, factor=1):
     import torch
@@ -202,6 +202,47 @@ def test_from_inside_a_job(sandbox: Sandbox, shared: Path, alice: Any) -> None:
     sandbox.exec(argv, cwd=shared, env={"OUTER": "kept"}, timeout=120, check=True)
     end = ended(alice, Path((shared / "outer").read_text().strip().splitlines()[-1]))
     assert end["result"] == {"SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1", "OUTER": "kept"}, end
+
+
+CLASSIC = """
+import submitit
+from submitit.core.utils import DelayedSubmission
+
+class Counting:
+    def __init__(self, before=0):
+        self.before, self.turns = before, 0
+    def __call__(self, folder, value):
+        Path(folder, f"begun.{value}.{self.before}").touch()
+        while not Path(folder, "enough").exists():
+            self.turns += 1
+            time.sleep(0.02)
+        environment = submitit.JobEnvironment()
+        return [value, self.before > 0, environment.job_id, environment.global_rank, environment.num_tasks]
+    def checkpoint(self, folder, value):
+        return DelayedSubmission(Counting(self.before + self.turns), folder, value)
+"""
+
+
+def test_submitits_checkpointable_in_an_array(sandbox: Sandbox, shared: Path, alice: Any) -> None:
+    """One task is preempted: it alone comes back, with the state that it gave when it was told to stop."""
+    (shared / "driver.py").write_text(DRIVER + CLASSIC)
+    said = alice(
+        "jobs = map_resilient(Counting(), [shared] * 2, [5, 6], folder=shared + '/runs', partition='low', exclusive=True,\n"
+        "                     timeout_min=30, config={'preload': []})\n"
+        "say(jobs=[[job.job_id, str(job.run_dir)] for job in jobs])"
+    )
+    (first, first_dir), (hit, hit_dir) = said["jobs"]
+    assert (first.partition("_")[2], hit.partition("_")[2]) == ("0", "1")
+    for value in (5, 6):
+        sandbox.wait_for((shared / f"begun.{value}.0").exists, 120, what=f"The task of {value}")
+    high = ["sbatch", "--partition=high", f"--nodelist={sandbox.job(hit)['NodeList']}", "--exclusive", "--output=/dev/null"]
+    sandbox.exec([*high, "--wrap=sleep 3"], cwd=shared, check=True)
+    sandbox.wait_for(lambda: len(list(shared.glob("begun.6.*"))) == 2, 200, what="Its second life")
+    (shared / "enough").touch()
+    ends = [ended(alice, Path(folder)) for folder in (first_dir, hit_dir)]
+    assert [end["result"] for end in ends] == [[5, False, first, 0, 1], [6, True, hit, 0, 1]], ends
+    assert len(events(Path(first_dir), "attempt_started")) == 1, "the other task was left alone"
+    assert events(Path(hit_dir), "requeue_done")
 
 
 def test_refused_by_slurm(sandbox: Sandbox, shared: Path, alice: Any) -> None:
