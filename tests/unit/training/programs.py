@@ -719,7 +719,7 @@ def honest(kind: str, folder: str, resumes: int) -> dict[str, Any]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
         run.register(model=model, ema=average, optimizer=optimizer, scheduler=scheduler)
-        batches = run.batches(101, 12, 3)
+        batches = run.batches(101, 24, 4, drop_last=True)
 
         def loss_of(micro: Any, model: Any = model) -> Any:
             x, y = sample(micro.indices)
