@@ -31,9 +31,8 @@ def hand_over(folder: Path, name: str) -> None:
 @pytest.mark.timeout(900)
 def test_a_requeued_job_passes_over_a_wrong_learning_rate_and_a_nan_in_one_go(sandbox: Sandbox, shared: Path) -> None:
     run = SlurmRun(sandbox, shared, ENDLESS, nodes="2")
-    run.running()
     store = CheckpointStore.open(run.run_dir / "checkpoints")
-    sandbox.wait_for(lambda: len(store.entries()) >= 3, 300, what="three checkpoints")
+    sandbox.wait_for(lambda: len(store.entries()) >= 3, 400, what="three checkpoints")
     sandbox.slurm(["scontrol", "requeue", run.job])
     sandbox.wait_for(lambda: sandbox.job_state(run.job) == "PENDING", 120, what="the requeue")
     good, older, newer = sorted((entry for entry in store.entries() if entry.usable), key=lambda entry: entry.order)[-3:]
