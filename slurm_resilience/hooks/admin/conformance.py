@@ -66,7 +66,7 @@ class Case:
     job: str = ""
     uid: int = -1
     command: str = ""
-    timeout_s: float = 2.0
+    timeout_s: float = 10.0
 
 
 def answer(name: str, case: Case, state: Path) -> Result:

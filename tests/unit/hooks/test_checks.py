@@ -13,7 +13,7 @@ import pytest
 from slurm_resilience.hooks import checks, child, engine
 from slurm_resilience.hooks.admin.conformance import Case, answer, kernel_log, machine, tool, tool_by_argument
 from slurm_resilience.hooks.checks import clock, cpu, filesystem, infiniband, leftovers, oom, processes, xid
-from tests.unit.hooks.device_cases import DEVICES, port_files
+from tests.unit.hooks.device_cases import DEVICES, limit, port_files
 
 Make = Callable[[Path], Case]
 GPUS = "".join(f"{index}, GPU-0000000{index}, None\n" for index in range(4))
@@ -24,7 +24,7 @@ XID79 = "NVRM: Xid (PCI:0000:3b:00): 79, pid='<unknown>', name=<unknown>, GPU ha
 
 def smi(says: str = "", **how: Any) -> Make:
     def make(tmp: Path) -> Case:
-        return Case({"count": 4, "nvidia_smi": str(tool(tmp / "nvidia-smi", says, **how))}, timeout_s=1.0)
+        return Case({"count": 4, "nvidia_smi": str(tool(tmp / "nvidia-smi", says, **how))}, timeout_s=limit(how))
 
     return make
 
@@ -65,7 +65,7 @@ def nowhere(options: dict[str, Any] | None = None) -> Make:
 
 
 def chrony(says: str = "", **how: Any) -> Make:
-    return lambda tmp: Case({"chronyc": str(tool(tmp / "chronyc", says, **how))}, timeout_s=1.0)
+    return lambda tmp: Case({"chronyc": str(tool(tmp / "chronyc", says, **how))}, timeout_s=limit(how))
 
 
 def mount(point: str, flags: str = "rw") -> str:
@@ -168,7 +168,7 @@ def test_a_check_answers(check: str, what: str, make: Make, status: str, text: s
     started = time.monotonic()
     result = answer(check, make(tmp_path), tmp_path / "state")
     assert (result.status, text in result.text) == (status, True), result.to_dict()
-    assert time.monotonic() - started < 5.0
+    assert time.monotonic() - started < 60.0
     assert result.status != "unknown" or result.blame == "unknown"
 
 
@@ -407,7 +407,7 @@ def test_files_stay_while_another_job_of_the_user_may_be_there(
 ) -> None:
     shm = leave(tmp_path, 2001)
     options = {"fix": True, "paths": [str(shm)], "squeue": squeue(tmp_path, says, **how)}
-    result = answer("tmpfiles", Case(options, job="7", uid=2001), tmp_path)
+    result = answer("tmpfiles", Case(options, job="7", uid=2001, timeout_s=3.0 * limit(how)), tmp_path)
     assert (result.status, text in result.text) == (status, True), result.text
     assert (shm / "psm").exists()
 
