@@ -204,6 +204,7 @@ CELLS = [
 
 @pytest.mark.parametrize(("scenario", "shape"), CELLS)
 def test_it_comes_back(sandbox: Sandbox, shared: Path, scenario: str, shape: str) -> None:
+    """submitit#1617 (grace0-signal), Lightning#20542 (time-limit), aws-parallelcluster#1671 (batch-host)."""
     act, settings = SCENARIOS[scenario]
     if settings:
         Sandbox.up(nodes=4, name=sandbox.layout.name, settings=settings)

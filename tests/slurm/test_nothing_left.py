@@ -49,7 +49,8 @@ subprocess.run(["bash", "-c", "trap '' TERM; for i in 1 2 3; do (while :; do sle
 
 @pytest.mark.long
 def test_no_process_is_left_and_no_node_is_drained(sandbox: Sandbox, shared: Path) -> None:
-    Sandbox.up(nodes=4, name=sandbox.layout.name, settings={"low.GraceTime": "15"})
+    """KempnerForge#177 (loaders), submitit#1677 (ignoring)."""
+    Sandbox.up(nodes=4, name=sandbox.layout.name, settings={"low.GraceTime": "60"})
     runs, jobs = {}, {}
     for name, program in PROGRAMS.items():
         (shared / f"{name}.py").write_text(program)
@@ -74,7 +75,7 @@ def test_no_process_is_left_and_no_node_is_drained(sandbox: Sandbox, shared: Pat
     assert all(alive(run) for run in runs.values())
     high = ["sbatch", "--parsable", "--partition=high", "--nodes=4", "--exclusive", "--output=/dev/null", "--wrap=sleep 60"]
     blocker = sandbox.exec(high, cwd=shared, check=True).stdout.strip()
-    sandbox.wait_for(lambda: sandbox.job_state(blocker) == "RUNNING", 120, what="The job that preempts")
+    sandbox.wait_for(lambda: sandbox.job_state(blocker) == "RUNNING", 200, what="The job that preempts")
     left = {name: alive(run) for name, run in runs.items()}
     assert not any(left.values()), left
     for name, run in runs.items():

@@ -155,7 +155,7 @@ def test_cancelled_after_the_requeue_and_before_the_start(sandbox: Sandbox, shar
 
 
 def test_one_task_of_an_array_alone(sandbox: Sandbox, shared: Path) -> None:
-    """The last task has SLURM_JOB_ID = SLURM_ARRAY_JOB_ID: by its number all tasks would be requeued."""
+    """The last task has SLURM_JOB_ID = SLURM_ARRAY_JOB_ID: by its number all tasks would be requeued.  Lightning#15022."""
     job = Job(sandbox, shared, "--nodes=1", "--array=1-2", nodes=[1, 1])
     first = job.said("started", task="_1")
     job.said("started", task="_2")
@@ -265,7 +265,7 @@ def test_at_the_time_limit_while_slurm_is_killing_it(sandbox: Sandbox, shared: P
 
 @pytest.mark.long
 def test_preempted_where_the_mode_is_cancel(sandbox: Sandbox, shared: Path) -> None:
-    """Slurm would not requeue it: the job does, in its grace period, and even in the middle of its end."""
+    """Slurm would not requeue it: the job does, in its grace period, and even in the middle of its end.  MFC#1771."""
     Sandbox.up(nodes=4, name=sandbox.layout.name, settings={"low.PreemptMode": "CANCEL", "low.GraceTime": "0"})
     job = Job(sandbox, shared, "--partition=low", "--nodes=4", nodes=[1, 4])
     job.said("started")
@@ -279,6 +279,7 @@ def test_preempted_where_the_mode_is_cancel(sandbox: Sandbox, shared: Path) -> N
 
 @pytest.mark.long
 def test_a_scontrol_that_hangs_for_a_while(sandbox: Sandbox, shared: Path) -> None:
+    """submitit#1713."""
     job = Job(sandbox, shared, "--nodes=1", nodes=[1, 1])
     job.said("started")
     sandbox.fault("break-scontrol", how="hang")

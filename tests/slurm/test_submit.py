@@ -110,6 +110,7 @@ def test_a_function_comes_back_with_its_result(sandbox: Sandbox, shared: Path, a
 
 
 def test_preempted_it_comes_back_and_the_object_waits(sandbox: Sandbox, shared: Path, alice: Any) -> None:
+    """Lightning#4265: in the folder that was fixed when it was submitted."""
     job, run_dir = submitted(alice)
     sandbox.wait_for(lambda: events(run_dir, "checkpoint_committed"), 120, what="A checkpoint")
     sandbox.fault("preempt", seconds=5.0)
@@ -183,7 +184,7 @@ def test_a_controller_that_does_not_answer_ends_nothing(sandbox: Sandbox, shared
 
 
 def test_from_inside_a_job(sandbox: Sandbox, shared: Path, alice: Any) -> None:
-    """Nothing of the surrounding job's sizes reaches the new one."""
+    """Nothing of the surrounding job's sizes reaches the new one.  spd#955."""
     (shared / "driver.py").write_text(DRIVER)
     (shared / "inner.py").write_text(
         f"import sys; sys.path.insert(0, {str(shared)!r})\nfrom driver import *\n"
@@ -224,7 +225,7 @@ class Counting:
 
 
 def test_submitits_checkpointable_in_an_array(sandbox: Sandbox, shared: Path, alice: Any) -> None:
-    """One task is preempted: it alone comes back, with the state that it gave when it was told to stop."""
+    """One task is preempted: it alone comes back, with the state that it gave when it was told to stop.  Lightning#15022."""
     (shared / "driver.py").write_text(DRIVER + CLASSIC)
     said = alice(
         "jobs = map_resilient(Counting(), [shared] * 2, [5, 6], folder=shared + '/runs', partition='low', exclusive=True,\n"

@@ -70,6 +70,7 @@ def test_with_a_watch_a_plain_requeue_does_not_take_two_minutes(sandbox: Sandbox
 
 
 def test_a_job_that_slurm_holds_after_a_failed_prolog_is_let_go(sandbox: Sandbox, shared: Path) -> None:
+    """ArjunaUsers#63."""
     sandbox.fault("fail-prolog", "n1")
     job = submit(sandbox, shared, "--nodes=1-4", "--exclusive")
     sandbox.wait_for(lambda: "launch_failed" in sandbox.job(job).get("Reason", ""), 60, what="The hold after the prolog")

@@ -255,6 +255,7 @@ def test_what_is_only_wished_does_not_stop_the_requeue() -> None:
     ],
 )
 def test_exclusions(existing: tuple[str, ...], asked: list[str], fewest: int, kept: tuple[str, ...]) -> None:
+    """spd#263: a name that is no node any more is dropped."""
     slurm = Controller(running(excluded=existing))
     outcome = run(slurm, nodes=(fewest, 4), exclude=asked)
     assert outcome.excluded == kept

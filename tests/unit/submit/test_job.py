@@ -73,6 +73,7 @@ def run(tmp_path: Path) -> RunFolder:
              "job-cancelled-completing.txt", "job-timelimit-completing.txt", "job-held.txt"],
 )  # fmt: skip
 def test_not_yet(run: RunFolder, name: str) -> None:
+    """submitit#1770, nextflow#3570."""
     seen = look(run, Slurm(ours(name)))
     assert not seen.final
     assert not seen.state.ended
@@ -97,6 +98,7 @@ def test_nobody_knows_is_not_the_end(run: RunFolder, error: SlurmError) -> None:
 
 
 def test_forgotten_by_the_controller_the_newest_record_counts(run: RunFolder) -> None:
+    """MFC#1311."""
     seen = look(run, Slurm(NoSuchJob("gone"), [entry(JobState.PREEMPTED, 2000), entry(JobState.COMPLETED, 2100)]))
     assert (seen.state, seen.final) == (JobState.COMPLETED, True)
 

@@ -38,6 +38,7 @@ def asked(config: ResilienceConfig = ONE, **slurm: Any) -> SlurmRequest:
     ],
 )
 def test_time_limits_in_everybodys_words(value: Any, minutes: Any) -> None:
+    """pytorchvideo#34."""
     assert time_limit_min(value) == minutes
     assert asked(time=value).options["time"] == minutes
     assert asked(timeout_min=value).options["time"] == minutes
@@ -86,6 +87,7 @@ def test_the_warning_comes_in_time(lead: Any, limit: Any, signal: int) -> None:
 
 @pytest.mark.parametrize(("lead", "limit"), [(3600, 60), (60, 1), (0, 60), (-1, 60), ("soon", 60), (True, 60), (70000, 9999)])
 def test_a_warning_that_makes_no_sense_is_refused(lead: Any, limit: Any) -> None:
+    """submitit#1760."""
     with pytest.raises(ConfigError, match="signal_delay_s"):
         asked(signal_delay_s=lead, time=limit)
 
