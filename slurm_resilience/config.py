@@ -110,6 +110,9 @@ class LimitsConfig(_Section):
     node_silence_s: float = Field(default=4.0, gt=0, description="a node that says nothing counts as lost")
     handshake_s: float = Field(default=120.0, gt=0, description="longest wait for agents at the start of an allocation")
     stop_grace_s: float = Field(default=60.0, gt=0, description="longest wait for ranks to save and end on a warning")
+    takeover_s: float = Field(
+        default=4.5, ge=0, description="a supervisor that shows no sign is replaced by an agent of a surviving node; 0: never"
+    )
     orphan_s: float = Field(default=60.0, gt=0, description="an agent without any supervisor ends itself")
     init_s: float = Field(
         default=600.0, gt=0, description="longest silence of a rank before its first steps, and in a section not seen yet"
@@ -138,6 +141,11 @@ class LimitsConfig(_Section):
             raise ValueError(
                 f"agent_silence_s ({self.agent_silence_s}) must stay at least 1 s under node_silence_s "
                 f"({self.node_silence_s}): otherwise a cut-off node still trains when its ranks are replaced"
+            )
+        if 0 < self.takeover_s < self.node_silence_s:
+            raise ValueError(
+                f"takeover_s ({self.takeover_s}) must not be under node_silence_s ({self.node_silence_s}): a supervisor that is "
+                "merely cut off stops its own ranks after that time only"
             )
         return self
 
@@ -199,7 +207,7 @@ class ResilienceConfig(_Section):
     )
     preload: tuple[str, ...] = Field(default=("torch",), description="modules that the warm launcher imports")
     warm: bool = Field(default=True, description="fork ranks from a process that has imported the preloads")
-    spares: int = Field(default=0, ge=0, description="nodes kept idle and warm")
+    spares: int = Field(default=0, ge=0, description="nodes on top of the most, kept idle and warm for lost ones")
     requeue: bool = Field(default=True, description="ask Slurm for a new allocation when this one ends early")
     on_drain: Literal["checkpoint_and_move", "warn", "ignore"] = Field(
         default="checkpoint_and_move",

@@ -29,6 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--config", metavar="FILE", help="configuration in YAML; the options below win over it")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the configuration, e.g. limits.step_s=60")
     add("--nodes", metavar="MIN[-MAX]", help="nodes to train on (default: 1 to all of the allocation)")
+    add("--spares", type=int, metavar="K", help="nodes of the allocation on top of these, kept idle and warm (default: 0)")
     add("--ranks-per-node", type=int, metavar="K", help="ranks on each node, usually its GPUs (default: 1)")
     add("--global-batch", type=int, metavar="B", help="samples per optimizer step, whatever the number of nodes")
     add("--micro-batch", type=int, metavar="M", help="samples per forward pass on one rank")
@@ -80,7 +81,7 @@ def overrides(args: argparse.Namespace) -> dict[str, Any]:
         if not equals:
             raise ConfigError(f"--set {pair!r} is not KEY=VALUE", remedy="write it like --set limits.step_s=60")
         values[key.strip()] = _value(text)
-    for key in ("nodes", "ranks_per_node", "global_batch", "micro_batch"):
+    for key in ("nodes", "spares", "ranks_per_node", "global_batch", "micro_batch"):
         given = getattr(args, key)
         if given is not None:
             values[key] = given

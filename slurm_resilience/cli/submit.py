@@ -18,8 +18,8 @@ from typing import Any
 
 from slurm_resilience.errors import ConfigError, ExitCode
 
-_OWN = ("folder", "run-dir", "config", "set", "nodes", "ranks-per-node", "global-batch", "micro-batch", "checkpoint-every",
-        "preload", "wrap", "cold", "python", "signal-delay-s", "dry-run", "wait", "json")  # fmt: skip
+_OWN = ("folder", "run-dir", "config", "set", "nodes", "spares", "ranks-per-node", "global-batch", "micro-batch",
+        "checkpoint-every", "preload", "wrap", "cold", "python", "signal-delay-s", "dry-run", "wait", "json")  # fmt: skip
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--config", metavar="FILE", help="configuration in YAML; the options below win over it")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the configuration, e.g. limits.step_s=60")
     add("--nodes", metavar="MIN[-MAX]", help="nodes to train on (default: 1)")
+    add("--spares", type=int, metavar="K", help="further nodes, kept idle and warm for lost ones (default: 0)")
     add("--ranks-per-node", type=int, metavar="K", help="ranks on each node, usually its GPUs (default: 1)")
     add("--global-batch", type=int, metavar="B", help="samples per optimizer step, whatever the number of nodes")
     add("--micro-batch", type=int, metavar="M", help="samples per forward pass on one rank")

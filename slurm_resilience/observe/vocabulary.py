@@ -21,7 +21,14 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
     "run_started": Meaning("The first supervisor of this run began.", ("run_id", "argv")),
     "allocation_started": Meaning("A supervisor began on a set of nodes.", ("nodes", "job_id")),
     "supervisor_restarted": Meaning("A supervisor took the place of one that died in the same allocation.", ("nodes",)),
+    "supervisor_took_over": Meaning(
+        "An agent's node supervises the run in place of a node from which nothing was heard.",
+        ("node", "silent_s", "nodes", "lost"),
+    ),
     "supervisor_was_frozen": Meaning("The supervisor itself did not run for a while.", ("seconds",)),
+    "job_ended_for_batch_host": Meaning(
+        "No batch script was left to end the job; the supervisor had Slurm end it with the run's code.", ("exit_code", "how")
+    ),
     "run_completed": Meaning("All ranks reached the end of their work.", ("step",)),
     "run_failed": Meaning("The run ended and will not be tried again.", ("cause", "reason", "exit_code")),
     # nodes and their agents
@@ -62,7 +69,6 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
         "Nothing of the attempt is alive on the nodes that can be reached.",
         ("fault", "cause", "signature", "signal", "saved", "step", "node", "rank", "detail"),
     ),
-    "launch_abandoned": Meaning("A launch was given up before ranks ran.", ("cause", "node", "detail")),
     "fact_received": Meaning("A rank said something that only the supervisor may say.", ("node", "rank", "kind")),
     # faults and decisions
     "fault_detected": Meaning("Something ended the attempt.", ("cause", "node", "rank", "detail", "since", "step")),

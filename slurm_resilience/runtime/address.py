@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurm_resilience._atomic import read_json, write_json_atomic
-from slurm_resilience.runtime.messages import WIRE_VERSION, WireError
+from slurm_resilience.runtime.message import WIRE_VERSION, WireError
 
 SUPERVISOR_FILE = "supervisor.json"
 
@@ -17,7 +17,8 @@ class SupervisorAddress:
     """``supervisor.json``: where the acting supervisor of a run listens, and the secret that both sides prove to know.
 
     ``host`` is a numeric address, because looking a name up could block an agent's loop for seconds.  ``others``: further
-    addresses of the same host, tried in turn.  ``epoch`` grows with each supervisor of the run.
+    addresses of the same host, tried in turn.  ``epoch`` grows with each supervisor of the run.  ``node``: its name in Slurm,
+    "" for a local run.  ``started``: when process ``pid`` began, in clock ticks since the boot; 0 from an older release.
     """
 
     epoch: int
@@ -29,6 +30,8 @@ class SupervisorAddress:
     job_id: str
     restart_count: int
     others: list[str] = field(default_factory=list)
+    node: str = ""
+    started: int = 0
 
     def write(self, run_dir: str | Path) -> None:
         """Publish it: whole or not at all, readable by the owner alone.  Raises :class:`WireError` for a host name."""

@@ -20,6 +20,7 @@ from slurm_resilience.errors import ConfigError, ExitCode, ResilienceError
 from slurm_resilience.progress.facts import FactReceiver
 from slurm_resilience.runtime.blind import Blind
 from slurm_resilience.runtime.deadman import DeadMan
+from slurm_resilience.runtime.election import Election
 from slurm_resilience.runtime.guardian import guard, kill_all
 from slurm_resilience.runtime.hint_writer import leave_hint
 from slurm_resilience.runtime.lease import FROZEN_S, Lease
@@ -38,7 +39,7 @@ from slurm_resilience.runtime.messages import (
     Warned,
 )
 from slurm_resilience.runtime.node_folder import NodeFolder, place
-from slurm_resilience.runtime.processes import become_subreaper
+from slurm_resilience.runtime.processes import become_subreaper, spawn
 from slurm_resilience.runtime.signal_feed import SignalFeed
 from slurm_resilience.runtime.uplink import Uplink
 from slurm_resilience.runtime.workplace import Workplace
@@ -73,6 +74,11 @@ class Agent:
             self._loop, run_dir, node, run, self._folder, identity=self._identity, job=lambda: self._uplink.job,
             tell=self._uplink.tell, warmth=self._warmth_changed, say=self._say,
         )  # fmt: skip
+        self._election = Election(
+            self._loop, run_dir, node, patience_s=limits.get("takeover_s", 0.0) if "SLURM_JOB_ID" in os.environ else 0.0,
+            elected=self._elected, news=self._uplink.look_again, say=self._say,
+        )  # fmt: skip
+        self._awake_since = time.monotonic()
         self._beat_at = self._seen_at = 0.0
         self._blind = Blind(time.monotonic())
         self._held: tuple[float, float] | None = None  # since when ranks wait for an answer, and until when
@@ -98,6 +104,7 @@ class Agent:
                 self._beat(now)
             self._let_go(now)
             self._check_lease(now)
+            self._election.tick(now, alone_s=now - max(self._lease.since, self._awake_since), refused=self._uplink.refused)
             self._hold_ranks()
             if os.getppid() != self._guardian:
                 self._end("the guardian is gone", ExitCode.INTERNAL)
@@ -126,6 +133,8 @@ class Agent:
             self._say("its ranks are stopped until the supervisor says that they are still wanted")
         else:
             self._lease.wake(now)
+        self._awake_since = now
+        self._election.begin_again()
         self._beat(now)
 
     def _check_lease(self, now: float) -> None:
@@ -133,10 +142,10 @@ class Agent:
         if self._lease.has_ended(now):
             if self._work.busy and self._work.stopping != "silence":
                 self._say(f"the supervisor has not heard us for {age:.1f} s: stopping what runs here")
-                self._work.stop_all("silence")
+                self._work.stop_all("silence", since=round(time.time() - age, 3))
             if self._uplink.up:
                 self._uplink.drop("silence")
-        if age > self._orphan_s and not self._work.stopping:
+        if age > self._orphan_s and not self._work.stopping and not self._work.heirs:
             self._end(f"no supervisor for {age:.0f} s", ExitCode.NODE_LOST)
 
     def _let_go(self, now: float) -> None:
@@ -157,11 +166,12 @@ class Agent:
             self._deadman.hold(until, self._work.launchers.processes())
         else:
             self._deadman.release()
+        self._deadman.bequeath(next(iter(self._work.heirs), 0))
 
     def _end(self, why: str, code: int) -> None:
         self._say(f"ending: {why}")
         self._work.launchers.close()
-        killed, left = kill_all(5.0)
+        killed, left = kill_all(5.0, spare_trees=self._work.heirs)
         if left:
             self._say(f"{left} processes would not die")
         self._folder.remove()
@@ -199,6 +209,13 @@ class Agent:
             attempt = getattr(message, "attempt", 0)
             self._say(f"refused {message.kind} of attempt {attempt}: {refusal}")
             self._uplink.tell(Refused(message.kind, attempt, refusal))
+
+    def _elected(self, epoch: int, silent_s: float) -> None:
+        """Start the supervisor that takes the place of the one that is lost; it outlives this agent."""
+        words = [sys.executable, "-m", "slurm_resilience.runtime.takeover", "--run-dir", str(self._run_dir)]
+        words += ["--node", self._node, "--epoch", str(epoch), "--silent-s", f"{silent_s:.2f}"]
+        log = self._run_dir / "logs" / f"takeover-{self._node}.log"
+        self._work.heirs.add(spawn(words, env=os.environ, log=log, outlive=True))
 
     def _tell_warmth(self) -> None:
         launchers = self._work.launchers

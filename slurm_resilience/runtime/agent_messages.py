@@ -208,7 +208,7 @@ class Stopped(Message):
     """Proof that no process of ``attempt`` or an older one is alive on this node.
 
     ``killed``: processes that had to be killed.  ``why``: "kill" (asked to), or "silence" / "lost" when the agent
-    did it by itself and says so after reconnecting.
+    did it by itself and says so after reconnecting; ``since`` is the wall clock of what it was done for, 0 when told to.
     """
 
     kind: ClassVar[str] = "stopped"
@@ -216,6 +216,7 @@ class Stopped(Message):
     killed: int
     seconds: float
     why: str
+    since: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ class Attempt:
                 return self._saw_fact(node, message, now)
             case m.Stopped() if message.attempt == self.number and not self.killing and self.alive_on(node):
                 detail = f"its agent had stopped the ranks by itself ({message.why})"
-                self.evidence.add(Cause.UNKNOWN, t=wall, node=node, detail=detail)
+                self.evidence.add(Cause.UNKNOWN, t=min(wall, message.since or wall), node=node, detail=detail)
         return []
 
     def lost(self, node: str, *, since: float, why: str) -> None:

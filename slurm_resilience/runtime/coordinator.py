@@ -26,7 +26,7 @@ from slurm_resilience.runtime.planner import Placement, look_at, place
 from slurm_resilience.runtime.policy import Decision, decide, decide_misfit, decide_warned
 from slurm_resilience.runtime.run_folder import RunStatus
 from slurm_resilience.runtime.scene import Scene
-from slurm_resilience.runtime.spec import RunSpec
+from slurm_resilience.runtime.spec import RunSpec, Takeover
 from slurm_resilience.runtime.states import After, State
 
 _AFTER_FREEZE_S = 3.0
@@ -49,14 +49,15 @@ class Coordinator:
         history: History,
         attempt: int,
         restarted: bool = False,
+        takeover: Takeover | None = None,
     ) -> None:
         self.spec, self.config, self.history = spec, config, history
         self._out = Outbox(clock, history, restart=spec.restart, attempt=attempt)
-        self.scene = Scene(self._out, spec, config, nodes, restarted=restarted)
+        self.scene = Scene(self._out, spec, config, nodes, restarted=restarted, taken_over=takeover is not None)
         self.fleet, self.warnings = self.scene.fleet, self.scene.warnings
         self.state = State.GATHERING
         self.farewell: Farewell | None = None
-        self._restarted = restarted
+        self._restarted, self._takeover = restarted, takeover
         self._after = After.FAULT
         self._fault: tuple[Cause, str] | None = None
         self._told_to_wait = self._superseded = False
@@ -82,7 +83,9 @@ class Coordinator:
     def start(self) -> list[i.Output]:
         """The first outputs: announce the allocation or the restart, and have the agents started."""
         self._out.put(i.WriteStatus(RunStatus("running")))
-        if self._restarted:
+        if self._takeover is not None:
+            self._take_over(self._takeover)
+        elif self._restarted:
             self._adopt()
             self._out.record("supervisor_restarted", nodes=list(self.fleet.nodes))
         else:
@@ -129,6 +132,7 @@ class Coordinator:
         now = situation(
             self.fleet, self.scene.drains, self.config, self.spec,
             now=self._out.now, idle_since=self._idle_since, fault=self._fault, before=self.scene.attempt,
+            suspects=self.history.suspects,
         )  # fmt: skip
         decision = decide(self.history, now, self.config)
         if decision.action == "launch":
@@ -245,7 +249,8 @@ class Coordinator:
     def _place(self, names: list[str]) -> Placement:
         """The layout on these nodes.  Raises :class:`ConfigError` when there is none."""
         last = self.scene.attempt
-        nodes = look_at(names, self.config, gpus=self.spec.gpus, gpu_request=self.spec.gpu_request)
+        suspects = self.history.suspects
+        nodes = look_at(names, self.config, gpus=self.spec.gpus, gpu_request=self.spec.gpu_request, suspects=suspects)
         return place(nodes, self.config, previous=self.history.mesh, before=last.nodes if last is not None else ())
 
     def _fits(self, names: list[str]) -> bool:
@@ -342,7 +347,8 @@ class Coordinator:
 
     def _grow_when_possible(self) -> None:
         """A checkpoint has just been committed: the cheapest moment to take nodes in that are there again."""
-        extra = reinforcements(self._current(), self.fleet, self.scene.drains, self.config, self._out.now)
+        suspects = self.history.suspects
+        extra = reinforcements(self._current(), self.fleet, self.scene.drains, self.config, self._out.now, suspects)
         if extra:
             reason = f"{', '.join(extra)} can be used again, and a checkpoint has just been committed"
             self._out.record("decided", action="grow", reason=reason)
@@ -370,10 +376,34 @@ class Coordinator:
 
     def _adopt(self) -> None:
         """What a dead supervisor had running may still run: its agents decide that when they dial again."""
+        self.scene.attempt = self._open_attempt()
+        if self.scene.attempt is not None:
+            self._enter(State.ADOPTING)
+
+    def _open_attempt(self) -> Attempt | None:
+        """The attempt that was running when the supervisor before us died; None when there was none."""
         started = self.history.open_attempt
         if started and int(started["attempt"]) == self.number and set(started["nodes"]) <= set(self.fleet.nodes):
-            self.scene.attempt = self._attempt(Placement.of_plan(dict(started["plan"])))
-            self._enter(State.ADOPTING)
+            return self._attempt(Placement.of_plan(dict(started["plan"])))
+        return None
+
+    def _take_over(self, takeover: Takeover) -> None:
+        """The supervisor is lost with its node.  The agents that are left have stopped their ranks, or are about to."""
+        present, node = self.history.present, takeover.node
+        lost = [name for name in self.fleet.nodes if name not in present or name == node]
+        self._out.record(
+            "supervisor_took_over", node=node, silent_s=round(takeover.silent_s, 1), nodes=list(self.fleet.nodes), lost=lost
+        )
+        since = self._out.wall - takeover.silent_s
+        self.scene.begin_without(lost, present=frozenset(present), silent_s=takeover.silent_s)
+        started = self._open_attempt()
+        if started is not None:
+            self.scene.attempt = started
+            why = f"nothing was heard from {node}, which the supervisor was on, for {takeover.silent_s:.1f} s"
+            started.lost(node, since=since, why=why)
+            if not started.evidence.seen:
+                started.evidence.add(Cause.UNKNOWN, t=since, node="", detail=f"{why}, so the agents stopped their ranks")
+            self._incident()
 
     def _leave(self, decision: Decision) -> None:
         step = self.scene.attempt.reached if self.scene.attempt is not None else None

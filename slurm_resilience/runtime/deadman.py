@@ -14,6 +14,8 @@ from collections.abc import Iterable
 _LIMIT = struct.Struct("<d")  # CLOCK_MONOTONIC seconds; one aligned store
 _SPARED = struct.Struct("<32q")
 _SPARED_AT = 64
+_HEIR = struct.Struct("<q")
+_HEIR_AT = 8
 
 
 class DeadMan:
@@ -32,6 +34,14 @@ class DeadMan:
     def release(self) -> None:
         """Nothing runs here that another node could get."""
         _LIMIT.pack_into(self._page, 0, math.inf)
+
+    def bequeath(self, pid: int) -> None:
+        """This process, with all that is below it, outlives the agent; 0: none does."""
+        _HEIR.pack_into(self._page, _HEIR_AT, pid)
+
+    def heirs(self) -> set[int]:
+        """The process that outlives the agent, if there is one."""
+        return set(_HEIR.unpack_from(self._page, _HEIR_AT)) - {0}
 
     def passed(self, now: float) -> bool:
         """Whether the time is over."""

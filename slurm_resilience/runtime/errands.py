@@ -87,7 +87,7 @@ class Errands(threading.Thread):
             self._job_id,
             restart_count=self._restart,
             nodes=errand.nodes,
-            exclude=self._not_back(errand.lost),
+            exclude=[*self._not_back(errand.lost), *errand.suspects],
             dead=errand.lost,
             marker=self._run_id,
         )
@@ -101,7 +101,9 @@ class Errands(threading.Thread):
             record = self._client.job(self._job_id)
             if record.state.waiting or record.requeued or record.restarts > self._restart:
                 return RequeueEnded(True, outcome.reason, outcome.as_fields())  # it is, after all
-            job_id = resubmit(self._client, record, run_dir, nodes=errand.nodes, exclude=tuple(self._not_back(errand.lost)))
+            job_id = resubmit(
+                self._client, record, run_dir, nodes=errand.nodes, exclude=(*self._not_back(errand.lost), *errand.suspects)
+            )
         except SlurmError as error:
             reason = f"{outcome.reason}; nor could it be submitted again: {error}"
             return RequeueEnded(False, reason, outcome.as_fields())

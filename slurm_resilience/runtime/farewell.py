@@ -53,7 +53,7 @@ class Farewell:
         asked = self._spec.requeue_nodes
         self._outbox.record("requeue_started", nodes=list(asked) if asked else None, lost=sorted(lost) or None)
         self.state = Leaving.REQUEUEING
-        self._outbox.put(i.Requeue(asked, lost))
+        self._outbox.put(i.Requeue(asked, lost, tuple(self._outbox.history.suspects)))
 
     def requeue_ended(self, it: i.RequeueEnded) -> None:
         """The recipe has run."""

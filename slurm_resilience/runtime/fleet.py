@@ -14,6 +14,8 @@ from slurm_resilience.runtime.messages import Hello
 
 # An agent whose connection broke dials again within this time, unless it is dead.
 RECONNECT_S = 0.7
+# After an absence of ours, agents have backed off, and dial again a little later.
+_RECONNECT_LATE_S = 4.0
 # How long a replacement of a dead agent is worth waiting for, when there are enough nodes without it.
 REPLACE_S = 20.0
 _START_PAUSE_S = (0.0, 1.0, 3.0, 10.0, 30.0)
@@ -69,6 +71,7 @@ class Fleet:
     def __init__(self, names: Iterable[str], *, now: float, lease_s: float, handshake_s: float, held: int = 0) -> None:
         self.nodes = {name: Node(name, heard=now, expected_until=now + handshake_s) for name in names}
         self._by_conn: dict[int, Node] = {}
+        self._lenient_until = float("-inf")
         self._lease_s = lease_s
         self._handshake_s = handshake_s
         self._holding: set[str] = set(self.nodes) if held else set()
@@ -126,7 +129,7 @@ class Fleet:
         for node in self.nodes.values():
             if node.connected and now - node.heard > self._lease_s:
                 out.append((node, f"silent for {now - node.heard:.1f} s", True))
-            elif node.gap_at is not None and now - node.gap_at > RECONNECT_S:
+            elif node.gap_at is not None and now - node.gap_at > RECONNECT_S and now > self._lenient_until:
                 out.append((node, "its agent's connection ended", False))
         return out
 
@@ -156,6 +159,7 @@ class Fleet:
 
     def forget_silence(self, now: float) -> None:
         """We were not looking: nobody's silence until now counts."""
+        self._lenient_until = now + _RECONNECT_LATE_S
         for node in self.nodes.values():
             node.heard = max(node.heard, now)
             if node.gap_at is not None:

@@ -7,6 +7,9 @@ the agent's log, because the log lies on a shared file system that may hang, and
 An agent that is stopped, or stuck in the kernel, cannot stop its ranks when its lease ends: the guardian does that too, unless
 it was stopped as well; then whoever wakes first looks at the agent's lease.
 
+One process may outlive the agent: the supervisor that it started in place of one that was lost.  The guardian waits for it,
+since Slurm would kill it with the step.
+
 When the guardian itself is killed, the agent gets SIGHUP, and does the same.
 """
 
@@ -28,6 +31,8 @@ from slurm_resilience.runtime.processes import (
     become_subreaper,
     descendants,
     die_with_parent,
+    is_alive,
+    look,
     reap,
     send_signal,
     set_name,
@@ -90,18 +95,27 @@ def _watch(agent: int, log_pipe: int, log: Path, folder: Path, deadman: DeadMan)
         if log_pipe in ready and not _copy(log_pipe, out):
             poll.unregister(log_pipe)
     _, status = os.waitpid(agent, 0)
-    killed, left = kill_all(_PATIENCE_S)
+    killed, left = kill_all(_PATIENCE_S, spare_trees=deadman.heirs())
     remove_if_free(folder)
     _copy(log_pipe, out)
     code = os.waitstatus_to_exitcode(status)
     if code != 0 or killed or left:
         _note(out, f"the agent ended with {code}; killed {killed} processes that it left, {left} live")
+    _wait_for(deadman.heirs())
     os._exit(code if code >= 0 else 128 - code)
+
+
+def _wait_for(heirs: set[int]) -> None:
+    """Wait for their end; they are our children since the agent ended."""
+    while any((found := look(pid)) is not None and found.parent == os.getpid() and is_alive(found) for pid in heirs):
+        reap()
+        time.sleep(_LOOK_EVERY_S)
+    kill_all(_PATIENCE_S)
 
 
 def _stop_ranks(agent: int, deadman: DeadMan, out: int) -> None:
     """The agent has not stopped in time what another node may be given now."""
-    killed, left = kill_all(1.0, spare={agent, *deadman.spared()})
+    killed, left = kill_all(1.0, spare={agent, *deadman.spared()}, spare_trees=deadman.heirs())
     if killed or left:
         _note(out, f"the agent does not move, and its lease is over: killed {killed} processes in its place, {left} live")
 
@@ -122,14 +136,17 @@ def _copy(source: int, target: int) -> bool:
         os.write(target, data)
 
 
-def kill_all(patience_s: float, *, spare: Iterable[int] = ()) -> tuple[int, int]:
-    """Kill every descendant but ``spare``, and wait for the proof: how many were killed, and how many still live."""
+def kill_all(patience_s: float, *, spare: Iterable[int] = (), spare_trees: Iterable[int] = ()) -> tuple[int, int]:
+    """Kill every descendant but ``spare``, and wait for the proof: how many were killed, and how many still live.
+
+    ``spare_trees`` are left alone with all that is below them.
+    """
     me = os.getpid()
     deadline = time.monotonic() + patience_s
     killed: set[int] = set()
     while True:
         reap()
-        alive = descendants(me, spare=spare)
+        alive = descendants(me, spare=spare, spare_trees=spare_trees)
         for process in alive:
             if send_signal(process, signal.SIGKILL):
                 killed.add(process.pid)

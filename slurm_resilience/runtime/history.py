@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_resilience.runtime.suspects import speaks_of_node, suspects
+
 # Ends that the ranks had no part in.  SIGKILL comes from an administrator or from the kernel's memory killer, and nobody
 # can tell which: the checkpoint store believes it only so often.
 _FROM_OUTSIDE = frozenset({"node_lost", "node_drained", "launch_failed", "preemption", "time_limit", "cancelled", "unknown"})
@@ -35,7 +37,8 @@ class History:
     """Counts since the last progress.  Progress is a committed checkpoint that is newer than any before.
 
     ``excused``: attempts that something outside their ranks ended; a checkpoint that they were loading is not to blame.
-    ``mesh``: that of the last attempt, over all allocations; None before the first.
+    ``mesh``: that of the last attempt, over all allocations; None before the first.  ``present``: nodes with an agent.
+    ``crashes``: how many faults began on each node since its last boot, whatever progress there was.
     """
 
     best_step: int = -1
@@ -50,6 +53,9 @@ class History:
     failed: bool = False
     open_attempt: Mapping[str, Any] | None = None
     mesh: Mapping[str, int] | None = None
+    present: set[str] = field(default_factory=set)
+    crashes: Counter[str] = field(default_factory=Counter)
+    boots: dict[str, str] = field(default_factory=dict)
     silences: dict[int, dict[str, float]] = field(default_factory=dict)
 
     @classmethod
@@ -69,6 +75,11 @@ class History:
     def count(self, cause: str) -> int:
         """How often ``cause`` has ended an attempt since the last progress."""
         return Counter(fault.cause for fault in self.faults)[cause]
+
+    @property
+    def suspects(self) -> dict[str, str]:
+        """Node → why it had better be left out."""
+        return suspects(self.crashes)
 
     def same_signature(self) -> int:
         """How many of the last faults in a row, all without progress in between, began with the same exception."""
@@ -106,6 +117,8 @@ class History:
             self._excuse(event)
         if event.get("fault"):
             cause, node, signature = (str(event.get(key, "")) for key in ("cause", "node", "signature"))
+            if node and speaks_of_node(cause, signature):
+                self.crashes[node] += 1
             self.faults.append(Fault(int(event["attempt"]), cause, node, signature))
 
     def _on_allocation_started(self, event: Mapping[str, Any]) -> None:
@@ -115,9 +128,23 @@ class History:
             # doing, with nobody looking, and forgives nothing.
             self._forgive()
         self.failed = False
+        self.present.clear()
         self.job_id = job_id
         self.restart = int(event.get("restart", 0))
         self._abandon()
+
+    def _on_agent_joined(self, event: Mapping[str, Any]) -> None:
+        node, boot = str(event.get("node", "")), str(event.get("boot_id", ""))
+        self.present.add(node)
+        if boot and self.boots.get(node, boot) != boot:
+            del self.crashes[node]  # what was said of it before it was started again
+        self.boots[node] = boot
+
+    def _on_agent_lost(self, event: Mapping[str, Any]) -> None:
+        self.present.discard(str(event.get("node", "")))
+
+    def _on_supervisor_took_over(self, event: Mapping[str, Any]) -> None:
+        self.supervisor_restarts += 1
 
     def _on_limits_set(self, event: Mapping[str, Any]) -> None:
         """How long ranks were silent at most in each kind of work, by the size of the world."""

@@ -186,11 +186,13 @@ class LookAtNodes:
 class Requeue:
     """Run the recipe for (fewest, most) ``nodes``, None for what the job asked for; answered by :class:`RequeueEnded`.
 
-    ``lost``: nodes that have no agent, and the wall-clock time when they were last heard.
+    ``lost``: nodes that have no agent, and the wall-clock time when they were last heard.  ``suspects``: nodes that crashes
+    followed; the next allocation had better be without them, too.
     """
 
     nodes: tuple[int, int] | None
     lost: dict[str, float]
+    suspects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 
 from slurm_resilience.config import ResilienceConfig
 from slurm_resilience.errors import Cause
@@ -18,7 +18,7 @@ _MOST_LOSSES_TO_GROW = 3
 
 def situation(
     fleet: Fleet, drains: DrainWatch, config: ResilienceConfig, spec: RunSpec, *,
-    now: float, idle_since: float, fault: tuple[Cause, str] | None, before: Attempt | None,
+    now: float, idle_since: float, fault: tuple[Cause, str] | None, before: Attempt | None, suspects: Mapping[str, str],
 ) -> Situation:  # fmt: skip
     """How things stand while nothing runs; nodes of the attempt ``before`` come first, drained ones are left aside."""
     known = set(before.nodes) if before is not None else set()
@@ -34,6 +34,8 @@ def situation(
         lost=fleet.lost(),
         idle_s=now - idle_since,
         can_requeue=can_requeue,
+        suspects=suspects,
+        before=before.nodes if before is not None else (),
     )
 
 
@@ -55,12 +57,17 @@ def launches(
         yield fleet.nodes[name].conn, launch
 
 
-def reinforcements(attempt: Attempt, fleet: Fleet, drains: DrainWatch, config: ResilienceConfig, now: float) -> list[str]:
+def reinforcements(
+    attempt: Attempt, fleet: Fleet, drains: DrainWatch, config: ResilienceConfig, now: float, suspects: Collection[str]
+) -> list[str]:
     """Nodes that a larger attempt could have besides those of this one."""
     if len(attempt.nodes) >= config.nodes[1]:
         return []
     return [
         name
         for name in fleet.ready(now, need_warm=config.warm)
-        if name not in attempt.nodes and not drains.avoids(name) and fleet.nodes[name].losses <= _MOST_LOSSES_TO_GROW
+        if name not in attempt.nodes
+        and name not in suspects
+        and not drains.avoids(name)
+        and fleet.nodes[name].losses <= _MOST_LOSSES_TO_GROW
     ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from slurm_resilience.config import BudgetConfig, ResilienceConfig
@@ -25,7 +26,8 @@ class Situation:
 
     ``fault``: the cause that ended the last attempt, None at the start of an allocation.  ``ready`` nodes could run ranks
     now, in order of preference; ``coming`` ones are starting or warming up and still within their time; ``returning``
-    ones are lost and may come back.  ``idle_s``: since nothing runs.
+    ones are lost and may come back.  ``idle_s``: since nothing runs.  ``suspects``: node → reason; they are used only where
+    the fewest need them.  ``before``: nodes of the last attempt.
     """
 
     fault: Cause | None
@@ -36,6 +38,8 @@ class Situation:
     lost: tuple[str, ...] = ()
     idle_s: float = 0.0
     can_requeue: bool = True
+    suspects: Mapping[str, str] = field(default_factory=dict)
+    before: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,12 +154,13 @@ def _back_off(history: History, now: Situation) -> Decision | None:
 
 def _with_whom(now: Situation, config: ResilienceConfig) -> Decision:
     fewest, most = config.nodes
-    if len(now.ready) >= most:
+    clean = [name for name in now.ready if name not in now.suspects]
+    if len(clean) >= most:
         return Decision("launch", _counted(now, most, fewest), now.ready)
     if now.coming:
         return Decision("wait", f"{len(now.ready)} of {most} nodes are ready; waiting for {', '.join(now.coming)}")
     if len(now.ready) >= fewest:
-        return Decision("launch", _counted(now, len(now.ready), fewest), now.ready)
+        return Decision("launch", _counted(now, min(most, max(len(clean), fewest)), fewest), now.ready)
     short = f"{len(now.ready)} nodes are ready and at least {fewest} are needed"
     if now.returning and now.idle_s < RETURN_S:
         return Decision("wait", f"{short}; {', '.join(now.returning)} may come back")
@@ -168,7 +173,17 @@ def _with_whom(now: Situation, config: ResilienceConfig) -> Decision:
 
 
 def _counted(now: Situation, count: int, fewest: int) -> str:
-    lost = f", without {', '.join(now.lost)}" if now.lost else ""
-    spare = len(now.ready) - count
-    spares = f"; {spare} spare" if spare else ""
-    return f"{count} node{'s' if count != 1 else ''} (at least {fewest}){lost}{spares}"
+    ranked = sorted(now.ready, key=lambda name: name in now.suspects)
+    chosen, others = ranked[:count], ranked[count:]
+    out = f"{count} node{'s' if count != 1 else ''} (at least {fewest})"
+    out += f", without {', '.join(now.lost)}" if now.lost else ""
+    left = [name for name in now.before if name not in chosen]
+    new = [name for name in chosen if name not in now.before]
+    if left and new:
+        out += f"; {', '.join(new)} in place of {', '.join(left)}"
+    suspected = [name for name in others if name in now.suspects]
+    out += "".join(f"; {name} is left out: {now.suspects[name]}" for name in suspected)
+    used = [name for name in chosen if name in now.suspects]
+    out += "".join(f"; {name} is needed though {now.suspects[name]}" for name in used)
+    spare = len(others) - len(suspected)
+    return f"{out}; {spare} spare" if spare else out

@@ -92,17 +92,22 @@ def is_alive(process: Process) -> bool:
     return now is not None and now.started == process.started and now.state not in ("Z", "X")
 
 
-def descendants(root: int, *, spare: Iterable[int] = ()) -> list[Process]:
-    """Living processes under ``root`` without it; those in ``spare`` are left out, what is below them is not."""
+def descendants(root: int, *, spare: Iterable[int] = (), spare_trees: Iterable[int] = ()) -> list[Process]:
+    """Living processes under ``root`` without it; those in ``spare`` are left out, what is below them is not.
+
+    Those in ``spare_trees`` are left out with all that is below them.
+    """
     table = snapshot()
     children: dict[int, list[Process]] = {}
     for process in table.values():
         children.setdefault(process.parent, []).append(process)
-    spared = set(spare)
+    spared, trees = set(spare), set(spare_trees)
     found: list[Process] = []
     open_ends = [root]
     while open_ends:
         for child in children.get(open_ends.pop(), ()):
+            if child.pid in trees:
+                continue
             open_ends.append(child.pid)
             if child.pid not in spared and child.state not in ("Z", "X"):
                 found.append(child)
@@ -166,9 +171,11 @@ def spawn(
     stdin: int | None = None,
     keep: Sequence[int] = (),
     ignore: Sequence[int] = WARNING_SIGNALS,
+    outlive: bool = False,
 ) -> int:
-    """Start a program in a session of its own that dies with us; returns its number without waiting for the exec.
+    """Start a program in a session of its own that dies with us, unless it may ``outlive`` us.
 
+    Returns its number without waiting for the exec.
     Output is appended to ``log``.  What goes wrong on the way (no such program, no such folder) is its last output, and it
     ends with 126 or 127 as in a shell.  Unlike subprocess, this never waits: a program on a file system that hangs must
     not hang us.
@@ -176,7 +183,7 @@ def spawn(
     me = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _exec(argv, env, log, header, cwd, stdin, keep, ignore, me)
+        _exec(argv, env, log, header, cwd, stdin, keep, ignore, None if outlive else me)
     return pid
 
 
@@ -189,12 +196,13 @@ def _exec(
     stdin: int | None,
     keep: Sequence[int],
     ignore: Sequence[int],
-    parent: int,
+    parent: int | None,
 ) -> NoReturn:
     code = 126
     try:
         signal.set_wakeup_fd(-1)
-        die_with_parent(parent)
+        if parent is not None:
+            die_with_parent(parent)
         os.setsid()
         for sig in (*WARNING_SIGNALS, signal.SIGHUP, signal.SIGINT, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(sig, signal.SIG_IGN if sig in ignore else signal.SIG_DFL)

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from slurm_resilience._atomic import read_json, write_atomic, write_json_atomic
 from slurm_resilience._clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import ConfigError, FormatError
+from slurm_resilience.runtime.address import SUPERVISOR_FILE, SupervisorAddress
+from slurm_resilience.runtime.message import WireError
 
 VERSION = 1
 # An empty file finds room on a full disk.
 _PROBE_BYTES = 4096
+_PATIENCE_S = 600.0
+_RETRY_S = 1.0
 RunState = Literal["running", "requeued", "complete", "failed", "cancelled"]
 
 
@@ -41,11 +46,33 @@ class RunFolder:
         self.logs = self.path / "logs"
         self.checkpoints = self.path / "checkpoints"
 
-    def prepare(self) -> None:
+    def prepare(self, *, show: Callable[[str], None] = lambda _: None) -> None:
         """Make the folder and prove that it can be written, by us and by nobody else unless the user's umask says so.
 
-        Raises :class:`ConfigError` where it cannot.
+        Where a run is under way, its disk may be full for a while, and its ranks may be alive: then this waits, for at most
+        ten minutes.  Raises :class:`ConfigError` where it cannot be written.
         """
+        deadline, told = time.monotonic() + _PATIENCE_S, False
+        while True:
+            try:
+                self._prepare()
+                return
+            except ConfigError as error:
+                if not self._under_way() or time.monotonic() > deadline:
+                    raise
+                if not told:
+                    show(f"{error.what}; trying again, since a run is under way there. {error.evidence}")
+                    told = True
+                time.sleep(_RETRY_S)
+
+    def _under_way(self) -> bool:
+        try:
+            status = self.status()
+        except (FormatError, OSError):
+            return False
+        return status is not None and status.state == "running"
+
+    def _prepare(self) -> None:
         try:
             self.logs.mkdir(parents=True, exist_ok=True)
             self.checkpoints.mkdir(exist_ok=True)
@@ -109,6 +136,21 @@ class RunFolder:
 
     def write_status(self, status: RunStatus) -> None:
         write_json_atomic(self.path / "state.json", {"v": VERSION, **asdict(status)})
+
+    def supervisor(self) -> SupervisorAddress | None:
+        """``supervisor.json``, or None before the first.  Raises :class:`ConfigError` when it cannot be believed."""
+        try:
+            return SupervisorAddress.read(self.path)
+        except WireError as error:
+            raise ConfigError(
+                error.what,
+                evidence=error.evidence,
+                remedy=f"if no job works on this run any more, remove {self.path / SUPERVISOR_FILE}; its epochs stay fenced",
+            ) from error
+
+    def open_log(self, name: str) -> TextIO:
+        """A log of the run, to append to, line by line."""
+        return open(self.logs / f"{name}.log", "a", encoding="utf-8", buffering=1)
 
     def write_incident(self, attempt: int, record: dict[str, Any]) -> None:
         """The evidence about the fault that ended an attempt; ``slurm-resilience explain`` reads it."""

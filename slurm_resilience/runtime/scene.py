@@ -5,7 +5,7 @@ The coordinator looks at it and moves on; it tells the scene which attempt there
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from slurm_resilience.config import ResilienceConfig
@@ -15,7 +15,7 @@ from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.attempt import Attempt
 from slurm_resilience.runtime.drain_watch import DrainWatch
 from slurm_resilience.runtime.facts import quote
-from slurm_resilience.runtime.fleet import Fleet, Node
+from slurm_resilience.runtime.fleet import REPLACE_S, Fleet, Node
 from slurm_resilience.runtime.hint_desk import HintDesk
 from slurm_resilience.runtime.outbox import Outbox
 from slurm_resilience.runtime.spec import RunSpec
@@ -24,6 +24,10 @@ from slurm_resilience.runtime.warning_desk import WarningDesk
 # The loop ticks ten times a second; a longer gap than this means that we were stopped, swapped out or suspended.
 _FROZEN_S = 1.0
 _REDIAL_S = 2.5
+# Agents whose supervisor is gone with its machine wait in vain for its answer before they look for another.
+_FIND_S = 8.0
+# From its silence until a supervisor that was cut off has surely stopped its ranks: its own patience, and the stop.
+_STOPPED_S = 1.5
 # With thousands of agents the loop turns thousands of times a second; silence is measured in seconds.
 _LOOK_EVERY_S = 0.05
 
@@ -37,8 +41,9 @@ class Scene:
     """
 
     def __init__(
-        self, out: Outbox, spec: RunSpec, config: ResilienceConfig, nodes: tuple[str, ...], *, restarted: bool
-    ) -> None:
+        self, out: Outbox, spec: RunSpec, config: ResilienceConfig, nodes: tuple[str, ...], *, restarted: bool,
+        taken_over: bool = False,
+    ) -> None:  # fmt: skip
         limits = config.limits
         self.fleet = Fleet(nodes, now=out.now, lease_s=limits.node_silence_s, handshake_s=limits.handshake_s, held=out.attempt)
         self.hints = HintDesk(out)
@@ -50,7 +55,7 @@ class Scene:
         self.woke_at, self.frozen_s = float("-inf"), 0.0
         self._out, self._spec, self._limits = out, spec, limits
         self._last_tick = self._looked_at = out.now
-        self._start_after = out.now + (_REDIAL_S if restarted else 0.0)
+        self._start_after = out.now + (_FIND_S if taken_over else _REDIAL_S if restarted else 0.0)
         self._handlers: dict[type, Callable[[Any], None]] = {
             i.Tick: self._tick, i.Joined: self._joined, i.Heard: self._heard, i.Parted: self._parted,
             i.CarrierEnded: self._carrier_ended, i.AttemptWritten: self._attempt_written, i.SlurmSaid: self._slurm_said,
@@ -73,6 +78,18 @@ class Scene:
         self.hints.blame(node.name, None, Cause.NODE_LOST, since)
         if self.attempt is not None:
             self.attempt.lost(node.name, since=since, why=why)
+
+    def begin_without(self, names: Iterable[str], *, present: Collection[str], silent_s: float) -> None:
+        """These are lost, and the others are not awaited for long.  ``present``: those of whom that is news."""
+        for node in self.fleet.nodes.values():
+            node.expected_until = self._out.now + REPLACE_S
+        for name in names:
+            node = self.fleet.nodes[name]
+            node.heard = self._out.now - silent_s + _STOPPED_S
+            if name in present:
+                self.lose(node, f"silent for {silent_s:.1f} s", silent=True)
+            else:
+                self.fleet.lose(node, self._out.now, since_wall=self._out.wall - silent_s, silent=True)
 
     def start_agents(self) -> None:
         """Have an agent started wherever one is missing."""

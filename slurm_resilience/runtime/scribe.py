@@ -16,12 +16,14 @@ from dataclasses import dataclass
 
 from slurm_resilience.observe.events import EventWriter, read_events
 from slurm_resilience.observe.narrator import Narrator
+from slurm_resilience.runtime import epochs
 from slurm_resilience.runtime.address import SupervisorAddress
 from slurm_resilience.runtime.inputs import AttemptWritten, Input, Record, Superseded, WriteAttempt, WriteIncident, WriteStatus
 from slurm_resilience.runtime.messages import WireError
 from slurm_resilience.runtime.run_folder import RunFolder
 
-_CHECK_EVERY_S = 5.0
+_CHECK_EVERY_S = epochs.PULSE_EVERY_S
+_SAY_EVERY_S = 60.0
 _RETRY_S = 1.0
 _MOST_WAITING = 100_000
 
@@ -34,9 +36,9 @@ class _Flush:
 class Scribe(threading.Thread):
     """Takes outputs in order and does them in order.
 
-    ``epoch`` is ours: before an attempt number is written, and now and then, it makes sure that no other supervisor has
-    announced itself, and answers ``Superseded`` when one has.  ``answer`` and ``show`` are called from this thread.
-    Events that cannot be written wait, in order, until they can be.
+    ``address`` is ours: before an attempt number is written, and each second, it makes sure that no other supervisor has
+    claimed a newer epoch, and answers ``Superseded`` when one has.  ``answer`` and ``show`` are called from this thread.
+    Events that cannot be written wait, in order, until they can be.  The pulse is given from here, too.
     """
 
     def __init__(
@@ -44,18 +46,21 @@ class Scribe(threading.Thread):
         folder: RunFolder,
         events: EventWriter,
         *,
-        epoch: int,
+        address: SupervisorAddress,
         answer: Callable[[Input], None],
         show: Callable[[str], None],
     ) -> None:
         super().__init__(name="scribe", daemon=True)
-        self._folder, self._events, self._epoch = folder, events, epoch
+        self._folder, self._events, self._address = folder, events, address
         self._answer, self._show = answer, show
         self._narrator = Narrator()
         self._narrator.catch_up(read_events(folder.path))
         self._todo: queue.SimpleQueue[Record | WriteAttempt | WriteStatus | WriteIncident | _Flush | str] = queue.SimpleQueue()
         self._late: deque[Record] = deque(maxlen=_MOST_WAITING)
         self._superseded = False
+        self._beats = 0
+        self._unwritten = 0
+        self._said_at = float("-inf")
 
     def put(self, output: Record | WriteAttempt | WriteStatus | WriteIncident) -> None:
         """Have it written.  Returns at once."""
@@ -72,21 +77,25 @@ class Scribe(threading.Thread):
         return done.wait(within_s)
 
     def run(self) -> None:
-        checked = time.monotonic()
+        checked = float("-inf")
         while True:
             try:
                 output = self._todo.get(timeout=_RETRY_S)
             except queue.Empty:
                 output = None
             try:
-                self._catch_up()
-                if time.monotonic() - checked > _CHECK_EVERY_S:
+                if time.monotonic() - checked >= _CHECK_EVERY_S:
                     checked = time.monotonic()
-                    self._still_ours()
+                    if self._still_ours():
+                        self._beats += 1
+                        epochs.beat(self._folder.path, self._address.epoch, self._beats)
+                self._catch_up()
                 if output is not None:
                     self._do(output)
+                    if not isinstance(output, str | _Flush):
+                        self._can_write_again()
             except OSError as error:
-                self._tell(f"cannot write into {self._folder.path}: {error}; going on, and trying again")
+                self._cannot_write(error)
                 if isinstance(output, Record):
                     self._late.append(output)
                 elif output is not None:
@@ -131,14 +140,34 @@ class Scribe(threading.Thread):
             for line in self._narrator.lines(event):
                 self._tell(line)
 
+    def _cannot_write(self, error: OSError) -> None:
+        """Say it once, and now and then how often: a full disk fails each event."""
+        self._unwritten += 1
+        now = time.monotonic()
+        if now - self._said_at > _SAY_EVERY_S:
+            times = f" ({self._unwritten} times so far)" if self._unwritten > 1 else ""
+            self._tell(f"cannot write into {self._folder.path}: {error}; going on, and trying again{times}")
+            self._said_at = now
+
+    def _can_write_again(self) -> None:
+        if self._unwritten and not self._late:
+            self._tell(f"{self._folder.path} can be written again, after {self._unwritten} failures")
+            self._unwritten, self._said_at = 0, float("-inf")
+
     def _still_ours(self) -> bool:
-        if not self._superseded:
-            try:
-                now = SupervisorAddress.read(self._folder.path)
-            except WireError:  # torn or of a newer release: that is not us
-                now = None
-            if now is not None and now.epoch > self._epoch:
-                self._superseded = True
-                self._tell(f"supervisor {now.epoch} of this run, in job {now.job_id}, has taken it over: this one ends")
-                self._answer(Superseded(now.epoch))
+        """No newer epoch is claimed.  Our address is put back where an older supervisor wrote its own over it late."""
+        if self._superseded:
+            return False
+        newest = epochs.newest(self._folder.path)
+        try:
+            published = SupervisorAddress.read(self._folder.path)
+        except WireError:  # torn: it says nothing
+            published = None
+        newest = max(newest, published.epoch if published is not None else 0)
+        if newest > self._address.epoch:
+            self._superseded = True
+            self._tell(f"supervisor {newest} of this run has taken it over: this one, {self._address.epoch}, steps back")
+            self._answer(Superseded(newest))
+        elif published is None or published.epoch < self._address.epoch:
+            self._address.write(self._folder.path)
         return not self._superseded

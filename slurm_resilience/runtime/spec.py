@@ -28,3 +28,11 @@ class RunSpec:
     kill_wait_s: float = 30.0
     gpus: Mapping[str, int] = field(default_factory=dict)
     gpu_request: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Takeover:
+    """Whose place a supervisor takes: that of ``node``, from which nothing has been heard for ``silent_s``."""
+
+    node: str
+    silent_s: float

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,19 @@ from slurm_resilience.errors import ConfigError, ExitCode, SlurmError
 from slurm_resilience.runtime.address import SupervisorAddress
 from slurm_resilience.runtime.backend import Backend
 from slurm_resilience.runtime.backend_local import LocalBackend
-from slurm_resilience.runtime.backend_slurm import SlurmBackend
 from slurm_resilience.runtime.command import parse_python
-from slurm_resilience.runtime.errands import Errands
+from slurm_resilience.runtime.job_end import leave_the_dead
 from slurm_resilience.runtime.planner import check_fit, fewest_that_fit
+from slurm_resilience.runtime.processes import look
 from slurm_resilience.runtime.run_folder import RunFolder
 from slurm_resilience.runtime.spec import RunSpec
+from slurm_resilience.runtime.standby import acts_elsewhere, last_word, stand_by
 from slurm_resilience.runtime.supervisor import Supervisor
+from slurm_resilience.runtime.surroundings import Surroundings
 from slurm_resilience.runtime.whereabouts import address_towards
 from slurm_resilience.slurm.client import CommandClient, SlurmClient
 from slurm_resilience.slurm.environment import SlurmEnvironment
 from slurm_resilience.slurm.gpus import gpu_request
-from slurm_resilience.slurm.timeleft import DEFAULT_KILL_WAIT_S, kill_wait_s
-
-LEAD_VARIABLE = "RESILIENCE_SIGNAL_LEAD_S"
 
 
 @dataclass(frozen=True)
@@ -58,26 +57,34 @@ def supervise(wish: Wish, *, show: Callable[[str], None]) -> int:
             remedy="call it from a batch script, or use `slurm-resilience submit`; --local N plays N nodes on this machine",
         )
     check_command(wish.argv, wrapped=bool(wish.wrap))
+    around = Surroundings.of(here) if here is not None else None
+    folder = RunFolder(wish.run_dir or default_run_dir(here, started_at=around.started_at if around else None))
+    while (code := _supervise(wish, folder, here, around, show)) is None:
+        pass
+    return code
+
+
+def _supervise(
+    wish: Wish, folder: RunFolder, here: SlurmEnvironment | None, around: Surroundings | None, show: Callable[[str], None]
+) -> int | None:
+    """One supervisor from start to end; None when another one that had taken over is gone, and it is our turn again."""
+    folder.prepare(show=show)
+    status = folder.status()
+    said = last_word(folder.path, here, status)
+    if said is not None:
+        show(said.sentence)
+        return said.code
     nodes = here.nodes if here is not None else tuple(f"n{number}" for number in range(1, wish.local + 1))
     config, chosen = configure(wish, len(nodes))
-    around = _Surroundings.of(here) if here is not None else _Surroundings()
-    folder = RunFolder(wish.run_dir or default_run_dir(here, started_at=around.started_at))
-    folder.prepare()
-    status = folder.status()
-    if status is not None and status.state == "complete":
-        show(
-            f"{folder.path}: this run is complete (step {status.step}); nothing is started. To train on from its last "
-            f"checkpoint, raise the number of steps in the script and remove {folder.path / 'state.json'}; to begin again, "
-            "give another run folder"
-        )
-        return int(ExitCode.OK)
-    before = SupervisorAddress.read(folder.path)
+    before = folder.supervisor()
     _refuse_a_second(before, folder)
     alive = status is not None and status.state == "running"
     if here is not None and before is not None and alive:
         refuse_another_job(before, here.job_id, folder, CommandClient())
+        if acts_elsewhere(before, here):
+            return stand_by(folder, here, show=show)
     run_id = folder.open_run(argv=list(wish.argv), config=config.model_dump(mode="json"), wrap=wish.wrap)
-    log = open(folder.logs / "supervisor.log", "a", encoding="utf-8", buffering=1)
+    log = folder.open_log("supervisor")
 
     def tell(line: str) -> None:
         # A reader that has gone, or a full disk, is no reason to stop keeping the run alive.
@@ -87,22 +94,22 @@ def supervise(wish: Wish, *, show: Callable[[str], None]) -> int:
             log.write(line + "\n")
 
     tell(f"slurm-resilience: run {run_id} in {folder.path}")
-    if around.problem:
-        tell(around.problem)
-    if here is None:
+    if here is None or around is None:
         restart = before.restart_count + (not alive) if before is not None else 0
         spec = _spec(wish, config, folder, job_id="local", restart=restart, has_slurm=False)
         backend: Backend = LocalBackend(folder, wish.local)
-        errands = None
+        errands, host = None, "127.0.0.1"
     else:
+        if around.problem:
+            tell(around.problem)
+        asked = (config.nodes[0], config.nodes[1] + config.spares) if chosen else None
         spec = _spec(
             wish, config, folder, job_id=here.job_id, restart=here.restart_count, has_slurm=True,
-            kill_wait_s=around.kill_wait_s, can_requeue=around.can_requeue, requeue_nodes=config.nodes if chosen else None,
+            kill_wait_s=around.kill_wait_s, can_requeue=around.can_requeue, requeue_nodes=asked,
             gpus=around.gpus, gpu_request=gpu_request(),
         )  # fmt: skip
-        binds = "affinity" in around.settings.get("TaskPlugin", "affinity")
-        backend = SlurmBackend(folder, here.raw_job_id, here.nodes, binds=binds, gpus=around.gpus)
-        errands = around.errands(here, run_id)
+        around.keep(folder.path, spec)
+        backend, errands, host = around.backend(folder), around.errands(run_id), address_towards(around.others(here.node))
     restarted = alive and before is not None and (before.job_id, before.restart_count) == (spec.job_id, spec.restart)
     supervisor = Supervisor(
         folder,
@@ -110,12 +117,18 @@ def supervise(wish: Wish, *, show: Callable[[str], None]) -> int:
         config,
         spec,
         backend,
-        host=address_towards(around.others),
+        host=host,
+        node=here.node if here is not None else "",
         errands=errands,
         restarted=restarted,
         show=tell,
     )
-    return supervisor.run()
+    code = supervisor.run()
+    if supervisor.superseded and here is not None:
+        return stand_by(folder, here, show=tell)
+    if around is not None and code != ExitCode.REQUEUED:
+        leave_the_dead(CommandClient(), folder, around, say=tell)
+    return code
 
 
 def default_run_dir(here: SlurmEnvironment | None, *, started_at: float | None = None) -> str:
@@ -164,8 +177,9 @@ def configure(wish: Wish, nodes: int) -> tuple[ResilienceConfig, bool]:
     config = ResilienceConfig.load(wish.config_file, values)
     chosen = "nodes" in config.model_fields_set
     if not chosen:
-        config = ResilienceConfig.load(wish.config_file, {**values, "nodes": (1, nodes)})
-        config = config.model_copy(update={"nodes": (fewest_that_fit(config, nodes), nodes)})
+        most = max(1, nodes - config.spares)
+        config = ResilienceConfig.load(wish.config_file, {**values, "nodes": (1, most)})
+        config = config.model_copy(update={"nodes": (fewest_that_fit(config, most), most)})
     if nodes < config.nodes[0]:
         raise ConfigError(
             f"{nodes} nodes are too few: at least {config.nodes[0]} are asked for",
@@ -174,48 +188,6 @@ def configure(wish: Wish, nodes: int) -> tuple[ResilienceConfig, bool]:
         )
     check_fit(config)
     return config, chosen
-
-
-@dataclass
-class _Surroundings:
-    """What Slurm says about this job at its start; defaults where it cannot be asked, since ranks can run without it."""
-
-    others: list[str] = field(default_factory=list)
-    settings: dict[str, str] = field(default_factory=dict)
-    kill_wait_s: float = DEFAULT_KILL_WAIT_S
-    can_requeue: bool = True
-    started_at: float | None = None
-    gpus: dict[str, int] = field(default_factory=dict)
-    problem: str = ""
-
-    @classmethod
-    def of(cls, here: SlurmEnvironment) -> _Surroundings:
-        """Ask; a few quick questions, before anything has started."""
-        client, found = CommandClient(), cls(others=[name for name in here.nodes if name != here.node])
-        try:
-            found.settings = client.config()
-            found.kill_wait_s = kill_wait_s(found.settings)
-            record = client.job(here.job_id)
-            found.can_requeue = record.fields.get("BatchFlag", "1") != "0"
-            found.started_at = record.start_at
-            found.gpus = {name: count for name, count in client.gpus(here.job_id).items() if name in here.nodes}
-            known = client.nodes(found.others) if found.others else {}
-            found.others = [known[name].fields.get("NodeAddr", name) if name in known else name for name in found.others]
-        except SlurmError as error:
-            found.problem = f"Slurm could not be asked about this job; going on with defaults. {error}"
-        return found
-
-    def errands(self, here: SlurmEnvironment, run_id: str) -> Callable[[Callable[[Any], None]], Errands]:
-        """The thread that will talk to Slurm, made when it is known who hears the answers."""
-        lead_s = float(os.environ.get(LEAD_VARIABLE) or 0.0)
-
-        def make(answer: Callable[[Any], None]) -> Errands:
-            return Errands(
-                CommandClient(), job_id=here.job_id, restart=here.restart_count, nodes=here.nodes, run_id=run_id,
-                lead_s=lead_s, config=self.settings, answer=answer,
-            )  # fmt: skip
-
-        return make
 
 
 def _spec(wish: Wish, config: ResilienceConfig, folder: RunFolder, **slurm: Any) -> RunSpec:
@@ -236,6 +208,9 @@ def _refuse_a_second(before: SupervisorAddress | None, folder: RunFolder) -> Non
     """Two supervisors of one run would fence each other off for ever."""
     if before is None or before.boot_id != boot_id() or before.pid == os.getpid():
         return
+    found = look(before.pid)
+    if found is None or (before.started and found.started != before.started):
+        return  # its number was given to another process
     try:
         words = Path(f"/proc/{before.pid}/cmdline").read_bytes()
     except OSError:

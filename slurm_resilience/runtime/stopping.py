@@ -51,12 +51,12 @@ class Stop:
         """When to call :meth:`tick` again (monotonic)."""
         return self._look_at
 
-    def tick(self, spare: Iterable[int]) -> bool:
+    def tick(self, spare: Iterable[int], spare_trees: Iterable[int] = ()) -> bool:
         """Look, kill what lives when it is time to; True on the proof that nothing does."""
         now = time.monotonic()
         if now < self._look_at:
             return False
-        self.left = descendants(os.getpid(), spare=spare)
+        self.left = descendants(os.getpid(), spare=spare, spare_trees=spare_trees)
         if now >= self._kill_at:
             for process in self.left:
                 if send_signal(process, signal.SIGKILL):

@@ -20,6 +20,7 @@ from typing import Any
 from slurm_resilience._clock import SYSTEM_CLOCK, boot_id
 from slurm_resilience.config import ResilienceConfig
 from slurm_resilience.observe.events import EventWriter, read_events
+from slurm_resilience.runtime import epochs
 from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime.address import SupervisorAddress
 from slurm_resilience.runtime.backend import Backend
@@ -27,9 +28,10 @@ from slurm_resilience.runtime.coordinator import Coordinator
 from slurm_resilience.runtime.errands import Errands
 from slurm_resilience.runtime.history import History
 from slurm_resilience.runtime.messages import BEAT_EVERY_S, WIRE_VERSION, Beat, Garbage, Hello, Ping, Quit, Welcome, WireError
+from slurm_resilience.runtime.processes import myself
 from slurm_resilience.runtime.run_folder import RunFolder
 from slurm_resilience.runtime.scribe import Scribe
-from slurm_resilience.runtime.spec import RunSpec
+from slurm_resilience.runtime.spec import RunSpec, Takeover
 from slurm_resilience.runtime.wire import Connection
 
 _TICK_S = 0.1
@@ -54,7 +56,8 @@ class Supervisor:
     """Keeps one run alive inside one allocation.
 
     ``host``: the numeric address at which the nodes reach this process.  ``restarted``: another supervisor of this
-    allocation died, and its agents may be alive.
+    allocation died, and its agents may be alive.  ``takeover``: it died with its node, and we are on another one, with an
+    ``epoch`` that an agent has claimed for us.  ``superseded``: another supervisor has taken the run over from us.
     """
 
     def __init__(
@@ -66,10 +69,14 @@ class Supervisor:
         backend: Backend,
         *,
         host: str,
+        node: str = "",
         errands: Callable[[Callable[[i.Input], None]], Errands] | None,
         restarted: bool,
         show: Callable[[str], None],
+        epoch: int | None = None,
+        takeover: Takeover | None = None,
     ) -> None:
+        self.superseded = False
         self._backend = backend
         self._selector = selectors.DefaultSelector()
         self._inbox: deque[i.Input] = deque()
@@ -87,9 +94,14 @@ class Supervisor:
         before = SupervisorAddress.read(folder.path)
         history = History.replay(read_events(folder.path))
         self._token = secrets.token_hex(32)
-        epoch = (before.epoch if before is not None else 0) + 1
+        if epoch is None:
+            epoch = epochs.claim_next(folder.path, node or socket.gethostname(), after=before.epoch if before else 0)
         events = EventWriter(folder.path, restart=spec.restart)
-        self._scribe = Scribe(folder, events, epoch=epoch, answer=self._answer, show=show)
+        address = SupervisorAddress(
+            epoch=epoch, host=host, port=self._listener.getsockname()[1], token=self._token, pid=os.getpid(), boot_id=boot_id(),
+            job_id=spec.job_id, restart_count=spec.restart, node=node, started=myself().started,
+        )  # fmt: skip
+        self._scribe = Scribe(folder, events, address=address, answer=self._answer, show=show)
         self._errands = errands(self._answer) if errands is not None else None
         self._coordinator = Coordinator(
             spec,
@@ -99,14 +111,12 @@ class Supervisor:
             history=history,
             attempt=folder.attempt(),
             restarted=restarted,
+            takeover=takeover,
         )
         if before is None:
             first = i.Record("run_started", {"run_id": run_id, "argv": list(spec.argv)}, time.time(), 0)
             self._scribe.put(first)
-        SupervisorAddress(
-            epoch=epoch, host=host, port=self._listener.getsockname()[1], token=self._token, pid=os.getpid(), boot_id=boot_id(),
-            job_id=spec.job_id, restart_count=spec.restart,
-        ).write(folder.path)  # fmt: skip
+        address.write(folder.path)
 
     def run(self) -> int:
         """Until the run is complete, moved or given up; the exit code."""
@@ -157,6 +167,7 @@ class Supervisor:
 
     def _answer(self, result: i.Input) -> None:
         """From another thread: hand a result to the loop."""
+        self.superseded = self.superseded or isinstance(result, i.Superseded)
         self._inbox.append(result)
         with contextlib.suppress(BlockingIOError):  # full: the loop is awake already
             self._wake.send(b"\0")

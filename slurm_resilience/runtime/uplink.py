@@ -34,7 +34,8 @@ class Uplink:
     """Connects, greets, beats, and renews the lease.
 
     ``greet(token, address)`` makes the hello; ``obey(message)`` gets every message after a proven welcome.  ``fenced`` says
-    why this agent has no supervisor any more: the run belongs to another job or restart.
+    why this agent has no supervisor any more: the run belongs to another job or restart.  ``refused``: at the last try the
+    supervisor's machine answered that nobody listens there.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Uplink:
         self._dropped = 0
         self.fenced: str = ""
         self.up = False
+        self.refused = False
 
     # --- speaking -----------------------------------------------------------------------------------------------------
 
@@ -140,6 +142,12 @@ class Uplink:
         self.up = False
         self._again()
 
+    def look_again(self) -> None:
+        """Another supervisor has announced itself: whatever is under way to the one before is given up."""
+        if self._socket is not None or self._connection is not None:
+            self.drop("another supervisor is there")
+        self._retry_at, self._back_off_s = 0.0, _RETRY_S[0]
+
     def _again(self) -> None:
         self._retry_at = time.monotonic() + self._back_off_s * random.uniform(0.7, 1.3)  # noqa: S311 -- only spreads the tries
         self._back_off_s = min(self._back_off_s * 2, _RETRY_S[1])
@@ -160,6 +168,9 @@ class Uplink:
                 f"this agent came with job {ours[0]}, restart {ours[1]}"
             )
             return
+        if before is not None and found.epoch < before.epoch:
+            self._again()  # an older supervisor has written its address late; the newer one puts its own back
+            return
         if before is None or before.epoch != found.epoch:
             self._hosts = []
         self._address = found
@@ -172,6 +183,7 @@ class Uplink:
         sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         code = sock.connect_ex((host, port))
         if code not in (0, errno.EINPROGRESS):
+            self.refused = code == errno.ECONNREFUSED
             sock.close()
             self._again()
             return
@@ -186,7 +198,9 @@ class Uplink:
         assert self._address is not None
         self._loop.forget(sock)
         self._socket = None
-        if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0:
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        self.refused = code == errno.ECONNREFUSED
+        if code != 0:
             sock.close()
             self._again()
             return

@@ -37,6 +37,7 @@ class Workplace:
     :attr:`launchers` may have become able, or unable, to fork.
 
     ``fence`` is the newest attempt that was heard of here; older ones are refused.  ``keeper`` has the ranks.
+    ``heirs`` are no part of the run's work, and left alone with all that is below them.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class Workplace:
         self._pending: Launch | None = None
         self._stop: Stop | None = None
         self.fence = 0
+        self.heirs: set[int] = set()
+        self._since = 0.0
 
     # --- what is here -------------------------------------------------------------------------------------------------
 
@@ -112,8 +115,9 @@ class Workplace:
                 return "an agent does not obey this"
         return ""
 
-    def stop_all(self, why: str) -> None:
-        """Stop whatever is here, of any attempt."""
+    def stop_all(self, why: str, *, since: float = 0.0) -> None:
+        """Stop whatever is here, of any attempt.  ``since``: wall clock of what it is stopped for."""
+        self._since = since
         self._begin_stop(self.fence, why)
 
     def hold_ranks(self) -> None:
@@ -126,7 +130,7 @@ class Workplace:
 
     def _signal_ranks(self, number: int) -> None:
         spare = self.launchers.processes() | set(self._loop.helpers())
-        for process in descendants(os.getpid(), spare=spare):
+        for process in descendants(os.getpid(), spare=spare, spare_trees=self.heirs):
             send_signal(process, number)
 
     def tick(self, now: float) -> None:
@@ -229,6 +233,7 @@ class Workplace:
     def _bury(self) -> None:
         """Take note of children that ended: cold ranks, launchers, helpers, and orphans that came to us."""
         for pid, status in reap():
+            self.heirs.discard(pid)
             self._ended(pid, status)
 
     def _ended(self, pid: int, status: int) -> None:
@@ -253,7 +258,7 @@ class Workplace:
         """Go on with the stop; True when nothing of the attempt is alive any more, which is then told."""
         spare = self.launchers.processes() | set(self._loop.helpers())
         spare |= self._stores.processes(after=stop.attempt)
-        if not stop.tick(spare):
+        if not stop.tick(spare, self.heirs):
             if complaint := stop.complaint():
                 self._say(complaint)
             return False
@@ -269,5 +274,6 @@ class Workplace:
         self._say(
             f"attempt {stop.attempt} is stopped ({stop.why}): {len(stop.killed)} processes killed in {stop.seconds:.3f} s"
         )
-        self._tell(Stopped(stop.attempt, len(stop.killed), round(stop.seconds, 4), stop.why))
+        self._tell(Stopped(stop.attempt, len(stop.killed), round(stop.seconds, 4), stop.why, self._since))
+        self._since = 0.0
         return True

@@ -94,7 +94,12 @@ def rank_of(process: Process, node: str) -> Rank | None:
 
 
 def is_supervisor(argv: list[str]) -> bool:
-    """`slurm-resilience run …`, as a console script or as a module; not a shell that has these words in its script."""
+    """`slurm-resilience run …`, as a console script or as a module, or one that an agent has started in its place.
+
+    Not a shell that has these words in its script.
+    """
+    if argv[1:3] == ["-m", "slurm_resilience.runtime.takeover"]:
+        return True
     words = argv[: argv.index("--")] if "--" in argv else argv
     at = next(
         (at for at, word in enumerate(words[:4]) if os.path.basename(word) in ("slurm-resilience", "slurm_resilience")), None

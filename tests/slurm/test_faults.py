@@ -92,24 +92,55 @@ def test_kill_everybody(seed: int, sandbox: Sandbox, shared: Path) -> None:
     assert check(history, total_steps=total, keep_last=KEEP_LAST) == []
 
 
+class PowerOff(Nemesis):
+    """Cuts a node's power: the batch host's, or another's."""
+
+    def __init__(self, run: SlurmRun, batch_host: str) -> None:
+        super().__init__(run.run_dir, batch_host)
+        self._sandbox = run.sandbox
+
+    def fire(self, fault: Fault, *, within_s: float, say: Callable[[], str] = str) -> Fired:
+        self.wait_for_moment(fault, within_s, say)
+        others = [node for node in self._sandbox.nodes if node != self.batch_host]
+        victim = self.batch_host if fault.on_batch_host else others[-1 - fault.choice % len(others)]
+        happened = self._sandbox.fault("power-off", victim)
+        return self.remember(fault, victim, 0, float(happened["off_at"]))
+
+
 @pytest.mark.timeout(600)
 def test_power_off_costs_seconds_and_no_requeue(sandbox: Sandbox, shared: Path) -> None:
     """SlurmdTimeout is at its default of 300 s: nobody but us can have noticed in time."""
     total = 40
     run = SlurmRun(sandbox, shared, total)
-    batch_host = run.running()["BatchHost"]
-    victim = next(node for node in reversed(sandbox.nodes) if node != batch_host)
-
-    class PowerOff(Nemesis):
-        def fire(self, fault: Fault, *, within_s: float, say: Callable[[], str] = str) -> Fired:
-            self.wait_for_moment(fault, within_s, say)
-            happened = sandbox.fault("power-off", victim)
-            return self.remember(fault, victim, 0, float(happened["off_at"]))
-
-    nemesis = PowerOff(run.run_dir, batch_host)
+    nemesis = PowerOff(run, run.running()["BatchHost"])
     history = torment(run.run_dir, [Fault("node", False, 12, 0.1, 0)], nemesis, ended=run.complete, say=run.say)
     off = history.faults[0].t
     assert run.restarts() == 0
     back = min(float(event["t"]) for event in events_of(run.run_dir, "first_step") if float(event["t"]) > off)
     assert back - off < 30, f"{back - off:.1f} s from power-off to the first resumed step"
     assert check(history, total_steps=total, keep_last=KEEP_LAST) == []
+
+
+@pytest.mark.timeout(900)
+def test_the_batch_host_dies_and_the_run_goes_on_and_ends_its_job_by_itself(sandbox: Sandbox, shared: Path) -> None:
+    """Nobody is left to restart a supervisor: an agent takes its place.  In the end it has Slurm end the job, with its code.
+
+    That waits for Slurm to give the dead node up (SlurmdTimeout, 300 s), which the admin does here at once.
+    """
+    total = 30
+    run = SlurmRun(sandbox, shared, total)
+    nemesis = PowerOff(run, run.running()["BatchHost"])
+    history = torment(run.run_dir, [Fault("node", True, 12, 0.1, 0)], nemesis, ended=run.complete, say=run.say)
+    off, victim = history.faults[0].t, history.faults[0].node
+    (taken,) = events_of(run.run_dir, "supervisor_took_over")
+    assert taken["node"] == victim == nemesis.batch_host
+    back = min(float(event["t"]) for event in events_of(run.run_dir, "first_step") if float(event["t"]) > off)
+    print(f"{float(taken['t']) - off:.1f} s to the takeover, {back - off:.1f} s to the first resumed step")
+    assert {event["restart"] for event in events_of(run.run_dir, "attempt_started")} == {0}, "it went on in its allocation"
+    assert check(history, total_steps=total, keep_last=KEEP_LAST) == []
+    sandbox.exec(["scontrol", "update", f"NodeName={victim}", "State=DOWN", "Reason=off"], root=True, check=True)
+    sandbox.wait_for(run.ended, 240, what=f"the end of job {run.job}, for which no batch script was left")
+    job = sandbox.job(run.job)
+    assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), run.say()
+    assert len(events_of(run.run_dir, "run_completed")) == 1
+    assert [event["how"] for event in events_of(run.run_dir, "job_ended_for_batch_host")] == ["requeued"]

@@ -15,7 +15,7 @@ from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.coordinator import Coordinator
 from slurm_resilience.runtime.history import History
-from slurm_resilience.runtime.spec import RunSpec
+from slurm_resilience.runtime.spec import RunSpec, Takeover
 from slurm_resilience.runtime.states import State
 from slurm_resilience.slurm.cause import Verdict
 from slurm_resilience.slurm.records import JobRecord
@@ -82,6 +82,7 @@ class Stage:
         history: History | None = None,
         attempt: int = 0,
         restarted: bool = False,
+        takeover: Takeover | None = None,
         has_slurm: bool = True,
         spec: dict[str, Any] | None = None,
         **config: Any,
@@ -99,6 +100,7 @@ class Stage:
             history=history or History(),
             attempt=attempt,
             restarted=restarted,
+            takeover=takeover,
         )
         self.agents: dict[str, Agent] = {}
         self.events: list[dict[str, Any]] = []

@@ -15,6 +15,7 @@ from slurm_resilience.runtime.run_folder import RunFolder, RunStatus
 from slurm_resilience.runtime.scribe import Scribe
 
 PATIENCE_S = 20.0
+ADDRESS = SupervisorAddress(3, "127.0.0.1", 1, "t", 1, "b", "7", 0)
 
 
 class FullDisk(EventWriter):
@@ -37,7 +38,7 @@ class Desk:
         self.disk = FullDisk(path, restart=0)
         self.answers: queue.Queue[Any] = queue.Queue()
         self.shown: list[str] = [] if shown is None else shown
-        self.scribe = Scribe(self.folder, self.disk, epoch=3, answer=self.answers.put, show=self.shown.append)
+        self.scribe = Scribe(self.folder, self.disk, address=ADDRESS, answer=self.answers.put, show=self.shown.append)
         self.scribe.start()
 
     def announce(self, epoch: int) -> None:
@@ -79,7 +80,7 @@ def test_events_that_find_no_room_are_kept_in_order_and_written_later(tmp_path: 
     while not desk.shown:
         assert time.monotonic() < deadline
     assert "No space left" in desk.shown[0]
-    assert desk.events == ["a"]
+    assert desk.events == []
     desk.disk.full = False
     desk.scribe.put(record("d"))
     while desk.events != ["a", "b", "c", "d"]:
@@ -95,10 +96,10 @@ def test_one_that_has_been_superseded_writes_no_attempt_no_event_no_state(tmp_pa
     desk.scribe.put(WriteStatus(RunStatus("failed")))
     assert desk.scribe.flush(within_s=PATIENCE_S)
     assert desk.answers.get_nowait() == Superseded(4)
-    assert desk.shown == ["supervisor 4 of this run, in job 7, has taken it over: this one ends"]
+    assert desk.shown == ["supervisor 4 of this run has taken it over: this one, 3, steps back"]
     assert desk.answers.empty()
     assert desk.folder.attempt() == 0
-    assert desk.events == ["a"]
+    assert desk.events == []
     assert desk.folder.status() is None
 
 
