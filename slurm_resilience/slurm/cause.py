@@ -45,6 +45,11 @@ _OF_STATE = {
 }
 
 
+def cause_of_state(state: JobState) -> Cause | None:
+    """Why a run of a job ended, where Slurm's word for its end says so."""
+    return _OF_STATE.get(state)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Why the job is ending and how long is left.

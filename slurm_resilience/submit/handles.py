@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm_resilience._clock import boot_id
-from slurm_resilience.errors import SlurmError
+from slurm_resilience.errors import Cause, SlurmError
 from slurm_resilience.runtime.run_folder import RunFolder, RunStatus
+from slurm_resilience.slurm.cause import cause_of_state
 from slurm_resilience.slurm.client import AccountingRecord, CommandClient, SlurmClient
 from slurm_resilience.slurm.failures import NoSuchJob
 from slurm_resilience.slurm.states import JobState
@@ -80,6 +81,14 @@ class SlurmHandle:
 
     def cancel(self) -> None:
         self._client.cancel(self.job_id)
+
+    def ends(self) -> list[Cause | None]:
+        """Why each run of the job ended, in the order of its restarts, as accounting has it; empty when it does not answer."""
+        try:
+            runs = [run for run in self._client.history(self.job_id) if (run.submit_at or 0.0) >= self._submitted_at - 60.0]
+        except SlurmError:
+            return []
+        return [cause_of_state(run.state) for run in runs]
 
     def _gone(self) -> Look:
         """The controller has forgotten the job (MinJobAge after its end), so it is over; accounting or the run say how."""

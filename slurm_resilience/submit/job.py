@@ -136,7 +136,10 @@ class ResilientJob(SlurmJob[R]):
 
     @property
     def attempts(self) -> list[dict[str, Any]]:
-        """What was launched, oldest first: attempt, restart, nodes, world, start, and the cause that ended it, once it has."""
+        """What was launched, oldest first: attempt, restart, nodes, world, start, and the cause that ended it, once it has.
+
+        One whose supervisor died with its node left no word of its end: then accounting is asked, where there is any.
+        """
         out: dict[int, dict[str, Any]] = {}
         for event in self.events():
             number = event["attempt"]
@@ -147,6 +150,14 @@ class ResilientJob(SlurmJob[R]):
                 out[number].setdefault("cause", event["cause"])
             elif number in out and event["event"] == "attempt_stopped":
                 out[number]["stopped_at"] = event["t"]
+        newest = max((each["restart"] for each in out.values()), default=0)
+        silent = [each for each in out.values() if "cause" not in each and each["restart"] < newest]
+        handle = self._get_handle() if silent else None
+        ends = handle.ends() if isinstance(handle, SlurmHandle) else []
+        for each in silent:
+            cause = ends[each["restart"]] if each["restart"] < len(ends) else None
+            if cause is not None:
+                each["cause"] = str(cause)
         return list(out.values())
 
     def events(self) -> list[dict[str, Any]]:

@@ -327,3 +327,18 @@ def test_a_run_that_goes_on_in_another_job_is_followed(run: RunFolder, monkeypat
     ResilientJob[Any](run.path, {**description, "job_id": "33"}).save_description()
     assert not job.done()
     assert (job.job_id, job.state, asked) == ("33", "RUNNING", ["32", "32", "33"])
+
+
+def test_accounting_says_why_an_attempt_ended_that_could_not(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """aws-parallelcluster#1671: its supervisor died with its node."""
+    for restart, attempt in ((0, 1), (1, 2), (2, 3)):
+        writer = EventWriter(run.path, restart=restart)
+        writer.attempt = attempt
+        writer.write("attempt_started", nodes=["n1"], world=1)
+        if restart == 1:
+            writer.write("warning_explained", cause="preemption")
+    history = [entry(JobState.NODE_FAIL, 2000), entry(JobState.NODE_FAIL, 2100), entry(JobState.RUNNING, 2200)]
+    monkeypatch.setattr("slurm_resilience.submit.handles.CommandClient", lambda: Slurm(ours(), history))
+    description = {"cluster": "slurm", "job_id": "32", "run_id": "r", "submitted_at": 1990.0, "script": SCRIPT}
+    job = ResilientJob[Any](run.path, description)
+    assert [each.get("cause") for each in job.attempts] == ["node_lost", "preemption", None]
