@@ -19,6 +19,7 @@ import struct
 from typing import NamedTuple
 
 MOST_FRAMES, MOST_ROWS = 8, 24
+WINDOW_NS = 10_000_000_000  # the longest silence of this and the last window is shown; agents look every few seconds
 WARM_UP = 3  # the first steps of an attempt pay for compilation, allocation and caches: they teach nothing
 _TURN = struct.Struct("<qq")  # odd while frames change; how many are open
 _TURN_AT = 192
@@ -59,7 +60,7 @@ class Frame(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """How often a kind of work was seen, and its longest own time."""
+    """How often a kind of work was seen, and its longest own time lately."""
 
     times: int
     longest_s: float
@@ -68,10 +69,11 @@ class Seen(NamedTuple):
 class _Row:
     """What was seen under one name; ``at`` is -1 when the page has no room for another name."""
 
-    __slots__ = ("at", "count", "longest")
+    __slots__ = ("at", "before", "count", "longest", "until")
 
     def __init__(self, at: int) -> None:
         self.at, self.count, self.longest = at, 0, 0
+        self.before, self.until = 0, 0  # the longest of the window before, and when this one ends
 
 
 class _Open:
@@ -114,10 +116,12 @@ class Sections:
         gap = top.own + now - top.at
         top.own, top.at = 0, now
         row.count += 1
+        if now > row.until:
+            row.before, row.longest, row.until = row.longest, 0, now + WINDOW_NS
         if gap > row.longest and (row.count > WARM_UP or top is not self._stack[0]):
             row.longest = gap
         if row.at >= 0:
-            _ROW.pack_into(self._page, row.at, row.count, row.longest)
+            _ROW.pack_into(self._page, row.at, row.count, max(row.before, row.longest))
         if len(self._stack) == 1:
             # One frame: both words in one store; a reader sees at worst the clock of before the beat.
             _CLOCK.pack_into(self._page, _FRAMES_AT, 0, now)

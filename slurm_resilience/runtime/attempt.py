@@ -12,7 +12,7 @@ from slurm_resilience.runtime import hang, stacks
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.evidence import Evidence
 from slurm_resilience.runtime.facts import Facts, Note
-from slurm_resilience.runtime.limits import Limits
+from slurm_resilience.runtime.limits import STEP, Limits
 from slurm_resilience.runtime.planner import Placement
 from slurm_resilience.runtime.stragglers import Stragglers
 from slurm_resilience.runtime.unseen import Unseen
@@ -113,7 +113,7 @@ class Attempt:
             case m.Beat():
                 self._saw_progress(message.progress(), now)
             case m.Seen():
-                self.limits.note(message.work)
+                self.limits.note({name: self._own(name, seen, now) for name, seen in message.work.items()})
             case m.Looked():
                 self._saw_look(node, message)
             case m.StoreReady():
@@ -190,6 +190,11 @@ class Attempt:
         if news is not None:
             notes.append(("limits_set", {"limits": news, "seen": self.limits.longest(), "world": self.world}, None))
         return notes
+
+    def _own(self, name: str, seen: Any, now: float) -> tuple[int, float]:
+        """What a rank was silent for by itself: waiting for another that was busy teaches nothing about steps."""
+        times, longest_s = int(seen[0]), float(seen[1])
+        return times, longest_s - self._judge.waited(longest_s, now) if name == STEP else longest_s
 
     def _hangs(self, rank: int, why: str, *, t: float) -> None:
         self.evidence.add(Cause.HANG, t=t, node=self.node_of[rank], rank=rank, detail=why)

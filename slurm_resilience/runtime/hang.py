@@ -15,6 +15,8 @@ from slurm_resilience.runtime.limits import STEP, Limits
 
 _INIT = word(Phase.INIT)
 _PATIENT = 4
+_TOLD_LATE_S = 25.0  # a silence stands on the page for two windows
+_MOST_STRETCHES = 64
 _STARTING = frozenset({Phase.INIT, Phase.RESUME})
 
 
@@ -56,6 +58,22 @@ class Judge:
 
     def __init__(self) -> None:
         self._busy_at: dict[int, float] = {}
+        self._stretches: dict[int, list[tuple[float, float]]] = {}  # rank -> (seen last at, for how long it had been busy then)
+
+    def waited(self, seconds: float, now: float) -> float:
+        """How much of a silence of so many seconds, told now, may have been spent waiting for somebody who was busy."""
+        since = now - seconds - _TOLD_LATE_S
+        lately = [length for found in self._stretches.values() for at, length in found if at >= since]
+        return min(seconds, max(lately, default=0.0))
+
+    def _note_busy(self, rank: int, look: Look, now: float) -> None:
+        self._busy_at[rank] = now
+        length = look.sections[1].total_s if len(look.sections) > 1 else look.sections[0].own_s
+        found = self._stretches.setdefault(rank, [])
+        if found and length >= found[-1][1] and now - found[-1][0] <= length:
+            found.pop()  # it is still the same
+        found.append((now, length))
+        del found[:-_MOST_STRETCHES]
 
     def find(self, ranks: Mapping[int, Look], limits: Limits, *, init_s: float, now: float) -> Hang | None:
         """The rank that is furthest behind of those that hang; None when nobody does.
@@ -65,7 +83,9 @@ class Judge:
         living = {rank: look for rank, look in ranks.items() if not look.done}
         if not any(look.beats for look in ranks.values()):
             return None
-        self._busy_at.update({rank: now for rank, look in living.items() if _busy(look, limits)})
+        for rank, look in living.items():
+            if _busy(look, limits):
+                self._note_busy(rank, look, now)
         hangs: list[tuple[int, float, int, Hang]] = []
         for rank, look in living.items():
             found = _over(look, limits, init_s)

@@ -60,6 +60,25 @@ def test_the_longest_silence_of_each_kind_of_work_is_kept(page: mmap.mmap) -> No
     assert read_rows(page) == {"step": (WARM_UP + 2, 2.0), "eval": (1, 90.0)}
 
 
+def test_a_silence_is_shown_for_two_windows_and_then_no_more(page: mmap.mmap) -> None:
+    """So that one that others were the reason for can be told apart when it is told, and hides nothing later."""
+    made = Sections(page, Phase.STEP, 0)
+    now = 0
+    for step in range(1, 11):
+        now = step * S // 10
+        made.beat(now)
+    made.beat(now + 90 * S)
+    now += 90 * S
+    assert read_rows(page)["step"].longest_s == 90.0
+    longest = []
+    for _ in range(250):
+        now += S // 10
+        made.beat(now)
+        longest.append(read_rows(page)["step"].longest_s)
+    assert longest[95] == 90.0
+    assert longest[-1] == 0.1
+
+
 def test_a_phase_that_goes_over_is_learned_and_going_back_starts_anew(page: mmap.mmap) -> None:
     made = Sections(page, Phase.INIT, 1 * S)
     made.switch(Phase.RESUME, 5 * S)

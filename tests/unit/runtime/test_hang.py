@@ -100,6 +100,17 @@ def test_who_waited_is_silent_only_since_nobody_is_busy_any_more() -> None:
     assert judged(1098.5, stepping(7.9), stepping(98.5)) == 1
 
 
+def test_what_was_waited_for_somebody_who_was_busy_is_no_silence_of_ones_own() -> None:
+    judge, limits = Judge(), learned()
+    for tenths in range(0, 900, 5):
+        evaluates = look(("step", None, 0.1, 100.0), ("evaluation", None, tenths / 10, tenths / 10))
+        judge.find({0: evaluates, 1: stepping(tenths / 10)}, limits, init_s=600.0, now=1000 + tenths / 10)
+    assert judge.waited(90.2, 1093.0) == pytest.approx(89.5)
+    assert judge.waited(0.3, 1093.0) == pytest.approx(0.3)
+    assert judge.waited(50.0, 1300.0) == 0.0
+    assert len(judge._stretches[0]) == 1
+
+
 def test_the_rank_that_is_furthest_behind_is_named() -> None:
     assert hang(learned(), stepping(9.0, step=51), stepping(9.5, step=50), stepping(9.0, step=51)) == 1
     assert hang(learned(), stepping(9.0), stepping(9.5), stepping(9.2)) == 1
