@@ -101,6 +101,13 @@ class VerifyConfig(_Section):
     recompute_every_steps: int | None = Field(
         default=None, ge=1, description="every so many steps ranks check each other's work on one micro-batch; names nodes"
     )
+    most_entries: int = Field(
+        default=8, ge=1, description="checkpoints that one resume may refuse before it gives up: more are no accident"
+    )
+    most_s: float = Field(default=1800.0, gt=0, description="longest search for one to trust; the entry being tried may end")
+    start_fresh: bool = Field(
+        default=False, description="begin again at step 0 when no checkpoint can be trusted, instead of an error"
+    )
 
 
 class LimitsConfig(_Section):

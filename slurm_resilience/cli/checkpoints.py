@@ -44,6 +44,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--all", action="store_true", help="every checkpoint that is not quarantined")
     check.add_argument("--threads", type=int, default=4, help="how many files are read at once (default: 4)")
     check.add_argument("--quarantine", action="store_true", help="quarantine those that are bad")
+    check.add_argument(
+        "--deep",
+        action="store_true",
+        help="load it by the script that trains, given after --, and ask all that a resume asks; trains and marks nothing",
+    )
+    check.add_argument(
+        "--checkpoint", metavar="NAME", action="append", default=[], help="with --deep: which (default: the latest)"
+    )
+    check.add_argument("--ranks", type=int, default=1, help="with --deep: processes to start the script in (default: 1)")
     rebuild = add("rebuild", "make the index anew from the checkpoints' own manifests")
     rebuild.add_argument("--dry-run", action="store_true", help="say what the index would name")
     prune = add("prune", "remove old checkpoints")
@@ -160,12 +169,20 @@ def _show(store: CheckpointStore, args: argparse.Namespace) -> int:
 
 
 def _verify(store: CheckpointStore, args: argparse.Namespace) -> int:
-    if args.all and args.name:
+    wanted = args.checkpoint if args.deep else args.name
+    if args.all and wanted:
         raise ConfigError("--all and names do not go together")
     if args.all:
         entries = [entry for entry in store.entries() if entry.usable]
     else:
-        entries = [_find(store, name) for name in args.name or [_LATEST]]
+        entries = [_find(store, name) for name in wanted or [_LATEST]]
+    if args.deep:
+        from slurm_resilience.cli.verify_deep import verify_deep
+
+        by = _who() if args.quarantine else ""
+        return verify_deep(store, entries, args.name, ranks=args.ranks, quarantine_by=by, as_json=args.json)
+    if args.checkpoint or args.ranks != 1:
+        raise ConfigError("--checkpoint and --ranks belong to --deep", remedy="name the checkpoints after DIR")
     results = []
     for entry in entries:
         began = time.monotonic()

@@ -14,6 +14,7 @@ user.  An object that refuses its state could be either; the entry is condemned 
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import time
 from collections.abc import Iterator, Mapping
@@ -38,13 +39,13 @@ from slurm_resilience.training.probe import Probe
 from slurm_resilience.training.recompute import Recompute
 from slurm_resilience.training.refused import CheckFailed, RestoreFailed
 from slurm_resilience.training.saving import FORMAT_VERSION
-from slurm_resilience.training.state import Registry
+from slurm_resilience.training.state import Registry, Snapshot
 from slurm_resilience.training.track import Rows
 from slurm_resilience.training.verify import CHECKS, Check, CheckFn, OwnRun, Restored, Verdict, close, equal
 from slurm_resilience.training.verifying import Verifying
 from slurm_resilience.training.world import World
 
-MOST_TRIES = 8
+MOST_REASONS = 4
 
 log = logging.getLogger(__name__)
 
@@ -108,8 +109,10 @@ class Resumer:
         if local is not None:
             return local
         candidates: Iterator[Entry] = self._store.candidates() if self._team.leads else iter(())
-        for _ in range(MOST_TRIES):
-            entry = self._team.funnel("choosing a checkpoint", lambda: None, lambda _: next(candidates, None))
+        before = self._as_built() if self.limits.start_fresh else None
+        for number in itertools.count():
+            choose = functools.partial(self._next, candidates, number, began)
+            entry = self._team.funnel("choosing a checkpoint", lambda: None, choose)
             if entry is None:
                 break
             try:
@@ -130,8 +133,40 @@ class Resumer:
             return Resumed(entry.step, entry, now - began, now - put_back_at, how, saved, checks, rejected)
         if doubtful:
             raise doubtful[0][1]
+        if before is not None:
+            self._start_over(before, rejected)
+            return None
         self._team.funnel("choosing a checkpoint", lambda: None, lambda _: self._refuse_to_start_over(rejected))
         return None
+
+    def _next(self, candidates: Iterator[Entry], number: int, began: float, _: list[None]) -> Entry | None:
+        """The next one to try, as far as number and time allow.  Raises :class:`NoValidCheckpoint` when they do not."""
+        entry = next(candidates, None)
+        past_s = time.monotonic() - began
+        if entry is not None and number and (number >= self.limits.most_entries or past_s > self.limits.most_s):
+            if self.limits.start_fresh:
+                return None
+            raise NoValidCheckpoint(
+                f"{number} checkpoints could not be trusted within {past_s:.0f} s, and no more are tried",
+                evidence=f"verify.most_entries is {self.limits.most_entries}, verify.most_s {self.limits.most_s:g}; "
+                f"the next would be {entry.name}",
+                remedy="slurm-resilience checkpoints list says why each was refused; raise these limits to go further back",
+            )
+        return entry
+
+    def _as_built(self) -> Snapshot:
+        """A copy of what the script has built, since a load that is given up leaves half a state behind."""
+        taken = self._registry.capture()
+        return Snapshot({key: value.clone() for key, value in taken.tensors.items()}, taken.plain)
+
+    def _start_over(self, before: Snapshot, rejected: list[tuple[Entry, str]]) -> None:
+        """Everything as the script has built it, since the user asked for that (``verify.start_fresh``)."""
+        if not rejected:
+            return
+        log.error("none of %d checkpoints can be trusted: training starts over, as verify.start_fresh says", len(rejected))
+        self._registry.restore(before.plain, before.tensors)
+        for name, batches in self.batches.items():
+            place(batches, name, 0, {})
 
     def _from_copies(self, began: float) -> Resumed | None:
         """From copies in the nodes' memory, where every rank has one that is newer than every shared checkpoint."""
@@ -163,7 +198,24 @@ class Resumer:
                 remedy="slurm-resilience checkpoints release, if this is a false alarm; otherwise start a new run folder",
             )
 
-    def _try(self, source: _Shared | _Local) -> tuple[dict[str, Any], list[Check], str, float]:
+    def verify(self, entry: Entry) -> tuple[list[Check], str, dict[str, float]]:
+        """All checks of one entry, which keeps its marks: what they found, why it would be refused (or ""), and seconds.
+
+        Afterwards the objects hold that entry's state, or half of it.  All ranks must come.
+        """
+        began = time.monotonic()
+        checks: list[Check] = []
+        reason = ""
+        try:
+            _, checks, _, put_back_at = self._try(_Unmarked(self._store, entry, self._world, self._team), checks)
+        except (CorruptCheckpoint, CheckFailed, RestoreFailed) as error:
+            reason, put_back_at = error.what, time.monotonic()
+        now = time.monotonic()
+        return checks, reason, {"load_s": round(put_back_at - began, 6), "verify_s": round(now - put_back_at, 6)}
+
+    def _try(
+        self, source: _Shared | _Local, checks: list[Check] | None = None
+    ) -> tuple[dict[str, Any], list[Check], str, float]:
         """Everything from one entry.  What it raises says who is to blame."""
         began = time.monotonic()
         registry, team, entry = self._registry, self._team, source.entry
@@ -206,9 +258,9 @@ class Resumer:
             registry, saved, entry.step, entry.world, self._world.size, self.probe, probe_batch,
             entry.name, entry.attempt, self.own, self.batches, self.limits, team, room,
         )  # fmt: skip
-        checks: list[Check] = []
+        checks = [] if checks is None else checks
         for ask in (*CHECKS, *self.extra_checks):
-            checks += team.agree(f"checking {entry.name}", functools.partial(_judge, ask, restored))
+            team.agree(f"checking {entry.name}", functools.partial(_judge, ask, restored, checks))
         self._measured("verify", put_back_at)
         how = "exact" if loaded.per_rank is not None else "derived"
         mine = loaded.per_rank
@@ -277,6 +329,13 @@ class _Shared:
         return dcp.load(self.store, self.entry, room, process_group=self.world.checkpoint)
 
 
+class _Unmarked(_Shared):
+    """The same, without a trace: for a look by somebody who does not train on."""
+
+    def begin(self) -> None:
+        """Leave the marks as they are."""
+
+
 @dataclass(frozen=True)
 class _Local:
     """One rank's copy of a step of which all ranks have one."""
@@ -303,11 +362,12 @@ def place(batches: Source, name: str, step: int, data: dict[str, Any]) -> None:
     batches.seek(step, state)
 
 
-def _judge(ask: CheckFn, restored: Restored) -> list[Check]:
+def _judge(ask: CheckFn, restored: Restored, into: list[Check]) -> None:
     found = list(ask(restored))
-    for check in found:
-        _must_hold(check)
-    return found
+    into += found
+    failed = [str(check) for check in found if check.verdict is Verdict.FAILED]
+    if failed:
+        raise CheckFailed("; ".join(failed[:MOST_REASONS]), evidence="measured after everything was put back")
 
 
 def _must_hold(check: Check) -> None:

@@ -7,14 +7,15 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 
+from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.elastic.batch import Deal, LossOf
 from slurm_resilience.errors import ConfigError, ResilienceError
 from slurm_resilience.progress.page import Phase
-from slurm_resilience.training import data, gradients, loading
+from slurm_resilience.training import data, gradients, loading, offline
 from slurm_resilience.training.crash import CrashReporter
 from slurm_resilience.training.keeping import Keeping
 from slurm_resilience.training.metrics import MetricsFile
@@ -210,9 +211,13 @@ class Run(Weighing, Keeping, Proving):
         self._registry.require_schedulers("seen by run.resume()")
         self._link.enter(Phase.RESUME)
         self._world.join()
+        if offline.wanted() is not None:
+            self._verify_offline()
         self._open()
         store = self._open_store()
-        by = f"attempt {self._attempt} of {self._run_id}, {self.world_size} ranks"
+        mesh = ", ".join(f"{axis} {size}" for axis, size in self.mesh.items() if size > 1)
+        ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
+        by = f"attempt {self._attempt} of {self._run_id}, {ranks}{f' ({mesh})' * bool(mesh)}"
         own = self._read_own_log()
         resumer = Resumer(world=self._world, registry=self._registry, link=self._link, store=store, seed=self.seed, by=by)
         resumer.batches, resumer.probe, resumer.extra_checks = self._batches, self._probe, tuple(self._checks)
@@ -276,6 +281,17 @@ class Run(Weighing, Keeping, Proving):
         self._link.beat(step)
         self._link.enter(Phase.USER)
         return step
+
+    def _verify_offline(self) -> NoReturn:
+        """Asked for by ``checkpoints verify --deep``: check, say so, end; nothing is opened, marked or trained."""
+        request = offline.wanted()
+        assert request is not None
+        store = CheckpointStore.open(request.root, trusted_group=self._settings.trusted_group)
+        resumer = Resumer(world=self._world, registry=self._registry, link=self._link, store=store, seed=self.seed, by="")
+        resumer.batches, resumer.probe, resumer.extra_checks = self._batches, self._probe, tuple(self._checks)
+        resumer.limits = self._settings.verify
+        offline.answer(request, resumer, store, leads=self.rank == 0)
+        raise SystemExit(0)
 
     def _say_resumed(self, resumed: Resumed) -> None:
         seconds, verify_s = round(resumed.seconds, 6), round(resumed.verify_s, 6)

@@ -7,9 +7,10 @@ depends on no world size and no placement, and is kept in the checkpoint, with t
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from slurm_resilience.training import bit_sums
 
 VERSION = 1
 RANKS_OWN = "per_rank."
+MOST_CHOICES = 256
 
 
 class Row(NamedTuple):
@@ -61,12 +63,6 @@ class Copies:
     def keeper(self) -> int:
         """The lowest rank that holds what most do."""
         return min(self.held[self.most])
-
-    def judged_by(self, recorded: Mapping[str, Sequence[Any]] | None) -> Copies:
-        """The same copies when it is on record which one of them is right."""
-        right = (recorded or {}).get(self.box.key, (None, None, None))[2]
-        known = next((sums for sums in self.held if str(sums) == right), self.most)
-        return Copies(self.box, self.dtype, self.held, known)
 
     def __str__(self) -> str:
         odd = self.odd
@@ -127,6 +123,29 @@ def join(parts: Sequence[Sequence[Row]], prefer: Iterable[Copies] = ()) -> Joine
         if not sums[key].finite:
             out.not_finite.append(key)
     return out
+
+
+def judge(parts: Sequence[Sequence[Row]], recorded: Mapping[str, Sequence[Any]] | None) -> Joined:
+    """:func:`join`, with the record as judge of copies that differ: those count with which the tensor is what it was."""
+    joined = join(parts)
+    by_name: dict[str, list[Copies]] = {}
+    for one in joined.differing:
+        by_name.setdefault(one.box.key, []).append(one)
+    right: list[Copies] = []
+    for key, copies in by_name.items():
+        was = (recorded or {}).get(key, (None, None, None))[2]
+        others = bit_sums.total(_counted(parts, key, {one.box for one in copies}))
+        for choice in itertools.islice(itertools.product(*(one.held for one in copies)), MOST_CHOICES):
+            if str(bit_sums.total((others, *choice))) == was:
+                right += [replace(one, most=sums) for one, sums in zip(copies, choice, strict=True)]
+                break
+    return join(parts, prefer=right) if right else joined
+
+
+def _counted(parts: Sequence[Sequence[Row]], key: str, without: set[Box]) -> list[bit_sums.Sums]:
+    """The sums of a tensor's boxes, each once."""
+    found = {Box(row.key, row.offset, row.size): row.sums for rows in parts for row in rows if row.key == key}
+    return [sums for box, sums in found.items() if box not in without]
 
 
 def by_key(rows: Sequence[Row]) -> dict[str, list[Any]]:

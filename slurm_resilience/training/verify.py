@@ -204,9 +204,9 @@ def _state(restored: Restored) -> Iterator[Check]:
         return alone, [*_own_copy(restored, rows), _finite(restored, rows)], rows
 
     def judge(everyone: list[tuple[list[Check], list[Check], list[Row]]]) -> tuple[list[Check], dict[str, str]]:
-        joined = state_digest.join([rows for _, _, rows in everyone])
         recorded = (restored.saved.get("digest") or {}).get("tensors")
-        odd = [str(one.judged_by(recorded)) for one in joined.differing]
+        joined = state_digest.judge([rows for _, _, rows in everyone], recorded)
+        odd = [str(one) for one in joined.differing]
         together = [equal("copies that differ", [], odd[:5])]
         wrong = {} if recorded is None else state_digest.differences(recorded, joined.tensors)
         if recorded is None and "own" not in (restored.saved.get("digest") or {}):

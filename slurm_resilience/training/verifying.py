@@ -35,6 +35,9 @@ class Verifying:
     most_rollbacks: int = 2
     next_batch: bool = True
     recompute_every_steps: int | None = None
+    most_entries: int = 8
+    most_s: float = 1800.0
+    start_fresh: bool = False
 
     @classmethod
     def of(cls, section: Mapping[str, Any] | None) -> Verifying:

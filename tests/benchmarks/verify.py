@@ -1,0 +1,90 @@
+"""What verification adds to a resume of the GPT example, beside the load and one forward pass of a batch.
+
+Each turn is a resume in a process that has trained, so imports and first calls are not in it.  ``load_s`` is from the choice of
+the entry until everything is put back, ``verify_s`` all checks after that (the probe's forward pass included).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import record
+
+
+def parse() -> Any:
+    parser = record.parser(__doc__)
+    parser.add_argument("--repeat", type=int, default=15, help="turns that count (default: 15; two more warm up)")
+    parser.add_argument("--steps", type=int, default=4, help="steps before the checkpoint (default: 4)")
+    return parser.parse_args()
+
+
+def turn(folder: Path, steps: int) -> tuple[float, float, float]:
+    """Resume once and take no step; seconds of load, verification and a forward pass."""
+    import torch
+    from data import standard_library
+    from model import GPT, GPTConfig, loss_of
+
+    from slurm_resilience import Run
+
+    with Run(folder=folder, checkpoint={"every_min": None}) as run:
+        torch.manual_seed(1)
+        model = GPT(GPTConfig())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
+        run.register(model=model, optimizer=optimizer, scheduler=scheduler)
+        text = standard_library(GPTConfig().context)
+        tokens, targets = text.validation(range(8))
+        run.probe(lambda tokens, targets: loss_of(model, tokens, targets), tokens, targets)
+        run.resume()
+        for _ in run.steps(steps):
+            optimizer.zero_grad()
+            loss_of(model, tokens, targets).backward()
+            optimizer.step()
+            scheduler.step()
+        model.eval()
+        clock = record.Clock()
+        with torch.no_grad():
+            loss_of(model, tokens, targets)
+        forward_s = clock.read()
+        if run.resumed is None:
+            return 0.0, 0.0, forward_s
+        return run.resumed.seconds - run.resumed.verify_s, run.resumed.verify_s, forward_s
+
+
+def main() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    args = parse()
+    logging.disable(logging.WARNING)
+    sys.path.insert(0, str(record.ROOT / "examples" / "gpt"))
+    folder = Path(tempfile.mkdtemp(prefix="bench-verify-"))
+    try:
+        turn(folder, args.steps)
+        times = [turn(folder, args.steps) for _ in range(args.repeat + 2)][2:]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    load, verify, forward = ([one[place] for one in times] for place in range(3))
+    figures: dict[str, float | None] = {
+        "verify_s": record.median(verify),
+        "load_s": record.median(load),
+        "forward_s": record.median(forward),
+    }
+    beyond = [(v - f) / s for s, v, f in zip(load, verify, forward, strict=True)]
+    record.emit(
+        args,
+        "verify",
+        figures,
+        packages=("torch",),
+        repetitions=args.repeat,
+        spread={"verify_s": record.spread(verify), "load_s": record.spread(load), "forward_s": record.spread(forward)},
+        ratios={"verify_beyond_forward_over_load": record.median(beyond)},
+    )
+
+
+if __name__ == "__main__":
+    main()
