@@ -15,12 +15,13 @@ import enum
 from dataclasses import dataclass
 
 from slurm_resilience._clock import SYSTEM_CLOCK, Clock
-from slurm_resilience.errors import SlurmError
+from slurm_resilience.errors import ExitCode, SlurmError
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.slurm.failures import NoSuchJob, NotPermitted
 from slurm_resilience.slurm.mark import Marks
 from slurm_resilience.slurm.nodeset import expand, fold
 from slurm_resilience.slurm.records import JobRecord
+from slurm_resilience.slurm.states import JobState
 
 # A hold with our mark that is younger may still be in work.
 ORPHAN_S = 30.0
@@ -92,6 +93,19 @@ def help_job(client: SlurmClient, record: JobRecord, *, clock: Clock = SYSTEM_CL
     if kind is Trouble.HELD:
         return Help(record.job_id, kind, False, f"an admin holds it (Reason={record.reason}): ask them, it cannot be released")
     return Help(record.job_id, kind, False, "")
+
+
+def forgotten(record: JobRecord) -> bool:
+    """The job had requeued itself, and Slurm has forgotten that: a slurmctld that dies loses what it has not yet saved.
+
+    Only a supervisor that has put its job back into the queue ends with that code.  Seen on 22.05.8, killed in mid-requeue.
+    """
+    return record.state is JobState.FAILED and record.exit_code == ExitCode.REQUEUED and Marks.read(record.comment).ours
+
+
+def revive(client: SlurmClient, record: JobRecord) -> None:
+    """Put a :func:`forgotten` job back; Slurm keeps one that is over for MinJobAge.  Raises :class:`SlurmError`."""
+    client.requeue(record.job_id)
 
 
 def sweep(client: SlurmClient, user: str, *, clock: Clock = SYSTEM_CLOCK) -> list[Help]:

@@ -18,7 +18,7 @@ from slurm_resilience.slurm.client import QueueEntry, SlurmClient
 from slurm_resilience.slurm.failures import NoSuchJob
 from slurm_resilience.slurm.mark import Marks
 from slurm_resilience.slurm.states import JobState
-from slurm_resilience.slurm.waiting import Trouble, help_job, trouble
+from slurm_resilience.slurm.waiting import Trouble, forgotten, help_job, revive, trouble
 
 # Source: measured on 22.05.8.
 SETTLED_S = 1.2
@@ -60,6 +60,7 @@ class Watch:
         self._every_s, self._all, self._act = every_s, all_jobs, act
         self._seen: dict[str, _Seen] = {}
         self._silent = False
+        self._ran: set[str] = set()  # jobs that were there at the last look
 
     def round(self) -> float:
         """Look once and do what helps; how long to wait before the next look.  Never raises for Slurm's failures."""
@@ -77,6 +78,9 @@ class Watch:
         known = {entry.job_id for entry in entries}
         for job_id in [name for name in self._seen if name not in known]:
             self._started(job_id, "it has left the queue")
+        for job_id in self._ran - known:
+            self._look_back(job_id)
+        self._ran = {entry.job_id for entry in entries if self._all or Marks.read(entry.comment).ours}
         return _BUSY_EVERY_S if any(busy) else self._every_s
 
     def _tend(self, entry: QueueEntry) -> bool:
@@ -111,6 +115,20 @@ class Watch:
         except SlurmError as error:
             self._say(entry.job_id, "refused", detail=error.evidence or error.what)
             return False
+
+    def _look_back(self, job_id: str) -> None:
+        """A job is over: for good, unless it had requeued itself and the controller has forgotten that."""
+        try:
+            record = self._client.job(job_id)
+            if not forgotten(record):
+                return
+            if self._act:
+                revive(self._client, record)
+            what = "Slurm had forgotten that it was requeued"
+            self._say(job_id, "released" if self._act else "found", trouble="forgotten", detail=what)
+        except SlurmError as error:
+            if not isinstance(error, NoSuchJob):
+                self._say(job_id, "refused", detail=error.evidence or error.what)
 
     def _hasten(self, job_id: str, seen: _Seen, now: float) -> bool:
         if now - seen.since < SETTLED_S or now - seen.asked_at < _AGAIN_S:

@@ -21,7 +21,7 @@ from slurm_resilience.slurm.cause import cause_of_state
 from slurm_resilience.slurm.client import AccountingRecord, CommandClient, SlurmClient
 from slurm_resilience.slurm.failures import NoSuchJob
 from slurm_resilience.slurm.states import JobState
-from slurm_resilience.slurm.waiting import Trouble, help_job, trouble
+from slurm_resilience.slurm.waiting import Trouble, forgotten, help_job, revive, trouble
 
 _OF_RUN = {"complete": JobState.COMPLETED, "failed": JobState.FAILED, "cancelled": JobState.CANCELLED}
 
@@ -76,6 +76,10 @@ class SlurmHandle:
         if trouble(record, now=time.time()) is Trouble.ORPHAN:
             with contextlib.suppress(SlurmError):
                 help_job(self._client, record)
+        if forgotten(record):
+            with contextlib.suppress(SlurmError):
+                revive(self._client, record)
+                return Look(JobState.PENDING, False, "Slurm had forgotten that the job was requeued")
         final = record.state.ended and record.state is not JobState.COMPLETING
         return Look(record.state, final, "scontrol", record.exit_code if final else None)
 

@@ -191,7 +191,8 @@ SCENARIOS: dict[str, tuple[Callable[[Cell], str], dict[str, str]]] = {
     "controller": (with_the_controller_gone_in_between, {}),
     "prolog": (on_a_node_whose_prolog_fails, {}),
     "batch-host": (without_its_batch_host, {"SlurmdTimeout": "15"}),
-    "other-node": (without_another_node, {}),
+    # until Slurm knows that the node is gone, the job stays COMPLETING
+    "other-node": (without_another_node, {"SlurmdTimeout": "15"}),
 }
 ALWAYS = {("grace0-signal", "one")}
 CELLS = [

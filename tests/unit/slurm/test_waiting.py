@@ -36,6 +36,7 @@ class Controller:
 
     def __init__(self, record: JobRecord, refuse: dict[str, SlurmError] | None = None) -> None:
         self.record, self.refuse, self.calls = record, refuse or {}, []  # type: ignore[var-annotated]
+        self.gone = False
 
     def _called(self, call: str) -> None:
         if call in self.refuse:
@@ -45,6 +46,8 @@ class Controller:
     def queue(self, user: str) -> list[QueueEntry]:
         self._called("queue")
         self.calls.remove("queue")
+        if self.gone:
+            return []
         return [QueueEntry(self.record.job_id, self.record.state, self.record.reason, self.record.comment)]
 
     def job(self, job_id: str) -> JobRecord:
@@ -58,6 +61,10 @@ class Controller:
 
     def nodes(self, names: Any = ()) -> dict[str, NodeRecord]:
         return {name: NodeRecord.parse(f"NodeName={name} State={'DOWN' if name == 'n4' else 'IDLE'}") for name in names}
+
+    def requeue(self, job_id: str) -> bool:
+        self._called("requeue")
+        return True
 
     def release(self, job_id: str) -> None:
         self._called("release")
@@ -200,6 +207,19 @@ def test_jobs_of_others_are_left_alone_unless_asked_for() -> None:
         clock.now += 1.5
         watch.round()
         assert slurm.calls == calls
+
+
+def test_a_requeue_that_the_controller_forgot_is_made_again() -> None:
+    """It was killed before it had saved that; the job then ended, with the code of one that is in the queue."""
+    for code, comment, revived in ((75, "resilient", True), (80, "resilient", False), (75, "mine", False)):
+        slurm, clock = Controller(held(state=JobState.RUNNING, reason="", priority=7, comment=comment)), Clock()
+        watch, told = watching(slurm, clock)
+        watch.round()
+        slurm.record = dataclasses.replace(slurm.record, state=JobState.FAILED, exit_code=code)
+        slurm.gone = True
+        watch.round()
+        assert slurm.calls == (["requeue"] if revived else [])
+        assert [what for _, what in told] == (["released"] if revived else [])
 
 
 def test_looking_on_changes_nothing() -> None:

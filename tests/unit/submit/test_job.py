@@ -342,3 +342,17 @@ def test_accounting_says_why_an_attempt_ended_that_could_not(run: RunFolder, mon
     description = {"cluster": "slurm", "job_id": "32", "run_id": "r", "submitted_at": 1990.0, "script": SCRIPT}
     job = ResilientJob[Any](run.path, description)
     assert [each.get("cause") for each in job.attempts] == ["node_lost", "preemption", None]
+
+
+def test_a_requeue_that_the_controller_forgot_is_no_end(run: RunFolder) -> None:
+    again: list[str] = []
+
+    class Forgetful(Slurm):
+        def requeue(self, job_id: str) -> bool:
+            again.append(job_id)
+            return True
+
+    seen = look(run, Forgetful(ours(state=JobState.FAILED, exit_code=75, comment="resilient")))
+    assert (seen.final, again) == (False, ["32"])
+    seen = look(run, Forgetful(ours(state=JobState.FAILED, exit_code=81, comment="resilient")))
+    assert (seen.final, again) == (True, ["32"])
