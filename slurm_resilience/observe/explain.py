@@ -58,6 +58,7 @@ class Explanation:
     followed_by: list[_Event] = field(default_factory=list)
     first: Mapping[str, Any] | None = None
     echoes: list[Mapping[str, Any]] = field(default_factory=list)
+    failed_saves: list[Mapping[str, Any]] = field(default_factory=list)
     record: Mapping[str, Any] | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -65,9 +66,10 @@ class Explanation:
         found = self.incident.as_dict()
         record = dict(self.record) if self.record else None
         then = [{key: value for key, value in each.items() if key not in ("v", "seq", "plan")} for each in self.followed_by]
+        decided = [each for each in then if each["event"] == "decided"]
         return {
             **found, "cause": self.cause, "means": MEANS.get(self.cause, self.cause), "first_exception": self.first,
-            "echoes": self.echoes, "decisions": [each for each in then if each["event"] == "decided"],
+            "echoes": self.echoes, "failed_saves": self.failed_saves, "decisions": decided,
             "next": [each for each in then if each["event"] != "decided"], "evidence": record,
         }  # fmt: skip
 
@@ -80,13 +82,17 @@ def explain(run_dir: Path) -> list[Explanation]:
 def _with_evidence(run_dir: Path, events: list[_Event]) -> list[Explanation]:
     found = stories(events)
     raised: dict[int, list[_Event]] = {}
+    failed: dict[int, list[Mapping[str, Any]]] = {}
     for event in events:
+        if event["event"] == "checkpoint_failed":
+            failed.setdefault(int(event["attempt"]), []).append({"step": event.get("step"), "error": event.get("error")})
         if event["event"] == "exception":
             raised.setdefault(int(event["attempt"]), []).append(event)
     for each in found:
         if each.cause == "supervisor_lost":
             continue
         each.record = _record(run_dir, each.incident.attempt)
+        each.failed_saves = failed.get(each.incident.attempt, [])
         exceptions = sorted(raised.get(each.incident.attempt, ()), key=lambda event: float(event["t"]))
         # A rank that died without a word raised nothing: what the others raised are the echoes of its end.
         own = [event for event in exceptions if each.incident.rank in (None, event.get("rank"))]

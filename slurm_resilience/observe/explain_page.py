@@ -44,6 +44,10 @@ def _parts(one: Explanation) -> Iterator[tuple[str, list[str]]]:
         yield "first", list(_exception(one.first))
     if one.echoes:
         yield "echoes", list(_echoes(one.echoes))
+    if one.failed_saves:
+        last = one.failed_saves[-1]
+        often = f"; so did {len(one.failed_saves) - 1} before it" if len(one.failed_saves) > 1 else ""
+        yield "saves", [f"the checkpoint of step {last['step']} failed: {last['error']}{often}"]
     ends = [each for each in record.get("ends", ()) if one.first is None or each["rank"] != one.first.get("rank")]
     if ends:
         yield "ends", [_end(each) for each in ends[:_RANKS]] + _more(ends)

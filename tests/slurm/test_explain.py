@@ -26,8 +26,8 @@ def old_ranks(run_dir: Path) -> list[str]:
 
 
 def trains_on(run_dir: Path, node: str, step: int) -> bool:
-    nodes = events_of(run_dir, "attempt_started")[-1]["nodes"]
-    return newest_step(run_dir) > step and node in nodes  # type: ignore[operator]
+    started = events_of(run_dir, "attempt_started")
+    return newest_step(run_dir) > step and bool(started) and node in started[-1]["nodes"]  # type: ignore[operator]
 
 
 @pytest.mark.long

@@ -82,6 +82,16 @@ def test_a_rank_that_died_without_a_word_raised_nothing(tmp_path: Path) -> None:
     assert "| b" in text
 
 
+def test_saves_that_failed_before_it_are_told(tmp_path: Path) -> None:
+    """The exception only says that there was no last checkpoint; why stands in the event."""
+    events = crash()
+    events[3:3] = [{"event": "checkpoint_failed", "step": step, "error": "No space left on device"} for step in (5, 10)]
+    (found,) = explain(run(tmp_path, *events))
+    text = " ".join(page(found, number=1, of=1).split())
+    assert "the checkpoint of step 10 failed: No space left on device; so did 1 before it" in text
+    assert len(found.as_dict()["failed_saves"]) == 2
+
+
 def test_records_that_are_missing_torn_or_newer_are_done_without(tmp_path: Path) -> None:
     folder = run(tmp_path, *crash(), record={})
     assert explain(folder)[0].record is not None
