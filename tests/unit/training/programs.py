@@ -220,6 +220,22 @@ def train_slow_disk(total: int, write_s: float) -> dict[str, Any]:
     return train(total, slow_rank=0, slow_s=0.02)
 
 
+def train_held_with_costs(total: int, hold: str, remaining_s: float, cost_s: float) -> dict[str, Any]:
+    """As :func:`train_held`, where saves are said to take so long, whatever this machine is busy with."""
+    from slurm_resilience.checkpoint.dcp.background import BackgroundSaver
+
+    land = BackgroundSaver._land
+
+    def landed(self: Any, flight: Any) -> Any:
+        entry = land(self, flight)
+        self.cost_s = cost_s
+        return entry
+
+    BackgroundSaver._land = landed  # type: ignore[method-assign]
+    BackgroundSaver.remaining_s = lambda self: remaining_s if self.in_flight is not None else 0.0  # type: ignore[method-assign]
+    return train_held(total, hold, 0.02)
+
+
 def resume_wider_on_rank_1() -> int:
     """One rank's model is not the others'."""
     import torch

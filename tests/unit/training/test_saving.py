@@ -18,6 +18,7 @@ from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.manifest import read_manifest
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.checkpoint.verify import verify
+from slurm_resilience.progress.page import Phase
 
 from . import programs
 from .worlds import RankError, Started, run_world, start
@@ -98,19 +99,31 @@ def test_saves_change_nothing_of_the_training_also_at_step_0_and_with_gradients(
 # -- asked to end while one is in flight ------------------------------------------------------------------------------
 
 
-def stop_in_flight(tmp_path: Path, write_s: float, left_s: float) -> tuple[Started, int, int]:
-    """Ask for the end just after the second save has begun; the step of that save, and the one at which all ended."""
-    started = start(2, programs.train_slow_disk, FOREVER, write_s, run_dir=tmp_path, settings={
-        "checkpoint": {"every_steps": 50, "every_min": None, "keep_last": 9}})  # fmt: skip
-    started.until(lambda: len(saves(started, "committed")) == 1 and len(saves(started, "started")) == 2)
+def stop_in_flight(tmp_path: Path, remaining_s: float, cost_s: float, left_s: float) -> tuple[Started, int, int]:
+    """Ask for the end while the second save is held back; the step of that save, and the one at which all ended."""
+    hold = tmp_path / "hold"
+    started = start(2, programs.train_held_with_costs, FOREVER, str(hold), remaining_s, cost_s, run_dir=tmp_path, settings={
+        "checkpoint": {"every_min": None, "keep_last": 9}})  # fmt: skip
+    started.until(lambda: all(one.step >= 1 for one in started.progress()))
+    for number in (1, 2):
+        started.pages[0].order(save=number)
+        started.until(lambda n=number: len(saves(started, "started")) == n)
+        if number == 1:
+            started.until(lambda: len(saves(started, "committed")) == 1)
+            hold.touch()
+    flying = saves(started, "started")[1]
+    started.until(lambda: all(one.step >= flying + 2 for one in started.progress()))
     for page in started.pages:
-        page.order(stop=True, cause="preemption", deadline=time.time() + left_s)
+        page.order(stop=True, save=2, cause="preemption", deadline=time.time() + left_s)
+    started.until(lambda: all(one.phase == Phase.CHECKPOINT for one in started.progress()))  # they wait for the one in flight
+    assert saves(started, "committed")[1:] == []
+    hold.unlink()
     (step,) = {one["step"] for one in started.results()}
-    return started, saves(started, "started")[1], step
+    return started, flying, step
 
 
 def test_with_time_for_both_the_one_in_flight_is_waited_for_and_replaced(tmp_path: Path) -> None:
-    started, flying, step = stop_in_flight(tmp_path, 0.5, 100)
+    started, flying, step = stop_in_flight(tmp_path, remaining_s=10, cost_s=300, left_s=1000)
     assert saves(started, "committed")[1:] == [flying, step]
     assert [fact["fields"]["saved"] for fact in started.of("stopped")] == [True, True]
     assert entries(tmp_path)[0].step == step > flying
@@ -118,7 +131,7 @@ def test_with_time_for_both_the_one_in_flight_is_waited_for_and_replaced(tmp_pat
 
 
 def test_with_time_for_one_the_one_in_flight_is_waited_for(tmp_path: Path) -> None:
-    started, flying, step = stop_in_flight(tmp_path, 4.0, 7.5)
+    started, flying, step = stop_in_flight(tmp_path, remaining_s=10, cost_s=3000, left_s=1000)
     assert step > flying
     assert saves(started, "committed")[1:] == [flying]
     assert [fact["fields"]["saved"] for fact in started.of("stopped")] == [False, False]
