@@ -15,7 +15,7 @@ import slurm_resilience.hooks
 from slurm_resilience import __version__
 from slurm_resilience._atomic import write_atomic
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.hooks import files
+from slurm_resilience.hooks import files, hints
 from slurm_resilience.hooks.admin import configuration, entries
 from slurm_resilience.hooks.admin.entries import KINDS, Places
 
@@ -182,6 +182,10 @@ def uninstall(places: Places, *, root: Path = Path("/"), slurm_conf: Path | None
     )
     if purge:
         folders.append(entries.controller_state(places))
+        if root == Path("/") and os.path.ismount(hints.BOX):  # made by the hooks on this node
+            if subprocess.run(["umount", hints.BOX], check=False).returncode == 0:
+                os.rmdir(hints.BOX)
+                gone.append(hints.BOX)
     for path in [*folders, logrotate_of(places)]:
         there = todo.on_disk(path)
         if there.is_dir():
