@@ -182,10 +182,10 @@ def uninstall(places: Places, *, root: Path = Path("/"), slurm_conf: Path | None
     )
     if purge:
         folders.append(entries.controller_state(places))
-        if root == Path("/") and os.path.ismount(hints.BOX):  # made by the hooks on this node
-            if subprocess.run(["umount", hints.BOX], check=False).returncode == 0:
-                os.rmdir(hints.BOX)
-                gone.append(hints.BOX)
+        ours = root == Path("/") and os.path.ismount(hints.BOX)  # made by the hooks on this node
+        if ours and subprocess.run(["umount", hints.BOX], check=False).returncode == 0:
+            os.rmdir(hints.BOX)
+            gone.append(hints.BOX)
     for path in [*folders, logrotate_of(places)]:
         there = todo.on_disk(path)
         if there.is_dir():
