@@ -182,8 +182,8 @@ def uninstall(places: Places, *, root: Path = Path("/"), slurm_conf: Path | None
     )
     if purge:
         folders.append(entries.controller_state(places))
-        ours = root == Path("/") and os.path.ismount(hints.BOX)  # made by the hooks on this node
-        if ours and subprocess.run(["umount", hints.BOX], check=False).returncode == 0:
+        mounted = root == Path("/") and os.path.ismount(hints.BOX)  # made by the hooks on this node
+        if mounted and subprocess.run(["umount", hints.BOX], check=False).returncode == 0:
             os.rmdir(hints.BOX)
             gone.append(hints.BOX)
     for path in [*folders, logrotate_of(places)]:
