@@ -27,11 +27,11 @@ SPACING = 12
 class SlurmRun:
     """A job of alice's, submitted by one call of submit_resilient."""
 
-    def __init__(self, sandbox: Sandbox, folder: Path, total_steps: int, nodes: str = "2-4") -> None:
+    def __init__(self, sandbox: Sandbox, folder: Path, total_steps: int, nodes: str = "2-4", spares: int = 0) -> None:
         self.sandbox = sandbox
         words = [
             sys.executable, os.fspath(ROOT / "examples" / "gpt" / "submit.py"), "--folder", os.fspath(folder), "--nodes", nodes,
-            "--steps", str(total_steps), "--checkpoint-every", str(EVERY_STEPS), "--sleep", "0.05",
+            "--steps", str(total_steps), "--checkpoint-every", str(EVERY_STEPS), "--sleep", "0.05", "--spares", str(spares),
         ]  # fmt: skip
         said = sandbox.exec(words, check=True).stdout
         match = re.search(r"^job (\d+) in (.+)$", said, re.MULTILINE)
@@ -144,3 +144,23 @@ def test_the_batch_host_dies_and_the_run_goes_on_and_ends_its_job_by_itself(sand
     assert (job["JobState"], job["ExitCode"]) == ("COMPLETED", "0:0"), run.say()
     assert len(events_of(run.run_dir, "run_completed")) == 1
     assert [event["how"] for event in events_of(run.run_dir, "job_ended_for_batch_host")] == ["requeued"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_a_spare_takes_the_place_of_a_node_that_lost_its_power(sandbox: Sandbox, shared: Path) -> None:
+    """Four nodes, one of them spare: the mesh stays what it was."""
+    total = 30
+    run = SlurmRun(sandbox, shared, total, nodes="3", spares=1)
+    nemesis = PowerOff(run, run.running()["BatchHost"])
+    history = torment(run.run_dir, [Fault("node", False, 12, 0.1, 1)], nemesis, ended=run.complete, say=run.say)
+    victim = history.faults[0].node
+    first, second = events_of(run.run_dir, "attempt_started")
+    assert len(first["nodes"]) == len(second["nodes"]) == 3  # type: ignore[arg-type]
+    assert victim in first["nodes"]  # type: ignore[operator]
+    assert victim not in second["nodes"]  # type: ignore[operator]
+    assert first["plan"]["mesh"] == second["plan"]["mesh"]  # type: ignore[index]
+    assert check(history, total_steps=total, keep_last=KEEP_LAST) == []
+    # the dead node is taken out of the job before its end, so that Slurm does not keep it COMPLETING for SlurmdTimeout
+    sandbox.wait_for(run.ended, 60, what=f"the end of job {run.job} with a dead node")
+    assert sandbox.job_state(run.job) == "COMPLETED"

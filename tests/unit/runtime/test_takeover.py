@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -194,3 +197,27 @@ def test_the_last_word_is_for_the_next_run_of_the_same_job_only(tmp_path: Path) 
     assert last_word(tmp_path, here("7", 2), status) is None, "somebody has requeued it since"
     assert last_word(tmp_path, here("8", 0), status) is None
     assert json.loads((tmp_path / "last-word.json").read_text())["v"] == 1
+
+
+STAND_BY = """
+import sys
+from slurm_resilience.runtime.run_folder import RunFolder
+from slurm_resilience.runtime.standby import stand_by
+from slurm_resilience.slurm.environment import SlurmEnvironment
+
+here = SlurmEnvironment.current({"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURMD_NODENAME": "n1"})
+sys.exit(stand_by(RunFolder(sys.argv[1]), here, show=lambda line: print(line, flush=True)))
+"""
+
+
+def test_who_was_superseded_lives_on_through_warnings_and_ends_as_the_run_does(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.write_status(RunStatus("running"))
+    with subprocess.Popen([sys.executable, "-c", STAND_BY, str(tmp_path)], stdout=subprocess.PIPE, text=True) as waiting:
+        assert waiting.stdout is not None
+        assert any("n1 waits for the end of the run" in line for line in waiting.stdout)
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            waiting.send_signal(number)
+        folder.write_status(RunStatus("failed", "app_error", "your code", 80, 12))
+        assert any("the run has ended: failed your code" in line for line in waiting.stdout)
+        assert waiting.wait(60) == 80
