@@ -109,7 +109,8 @@ def _supervise(
             gpus=around.gpus, gpu_request=gpu_request(),
         )  # fmt: skip
         around.keep(folder.path, spec)
-        backend, errands, host = around.backend(folder), around.errands(run_id), address_towards(around.others(here.node))
+        backend, errands = around.backend(folder), around.errands(run_id, folder.path)
+        host = address_towards(around.others(here.node))
     restarted = alive and before is not None and (before.job_id, before.restart_count) == (spec.job_id, spec.restart)
     supervisor = Supervisor(
         folder,

@@ -75,13 +75,13 @@ class Surroundings:
         binds = "affinity" in self.settings.get("TaskPlugin", "affinity")
         return SlurmBackend(folder, self.raw_job_id, self.nodes, binds=binds, gpus=self.gpus)
 
-    def errands(self, run_id: str) -> Callable[[Callable[[Any], None]], Errands]:
+    def errands(self, run_id: str, run_dir: Path) -> Callable[[Callable[[Any], None]], Errands]:
         """The thread that will talk to Slurm, made when it is known who hears the answers."""
 
         def make(answer: Callable[[Any], None]) -> Errands:
             return Errands(
                 CommandClient(), job_id=self.job_id, restart=self.restart, nodes=self.nodes, run_id=run_id,
-                lead_s=self.lead_s, config=self.settings, answer=answer,
+                lead_s=self.lead_s, config=self.settings, answer=answer, run_dir=run_dir,
             )  # fmt: skip
 
         return make

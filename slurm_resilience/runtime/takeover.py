@@ -49,7 +49,7 @@ def take_over(run_dir: Path, node: str, *, epoch: int, silent_s: float) -> int:
         around.backend(folder),
         host=address_towards(others.values()),
         node=node,
-        errands=around.errands(run["run_id"]),
+        errands=around.errands(run["run_id"], folder.path),
         restarted=True,
         show=tell,
         epoch=epoch,

@@ -11,6 +11,7 @@ import pytest
 from slurm_resilience.errors import Cause, SlurmError
 from slurm_resilience.runtime.errands import Errands
 from slurm_resilience.runtime.inputs import AskSlurm, LookAtNodes, NodesSeen, Requeue, RequeueEnded, SlurmSaid
+from slurm_resilience.runtime.requeue import Outcome
 from slurm_resilience.slurm.failures import NoSuchJob
 from slurm_resilience.slurm.records import NodeRecord
 from tests.unit.runtime.stage import job_record
@@ -48,7 +49,15 @@ class Slurm:
 def errands(slurm: Any) -> tuple[Errands, queue.Queue[Any]]:
     answers: queue.Queue[Any] = queue.Queue()
     made = Errands(
-        slurm, job_id="7", restart=0, nodes=("n1",), run_id="r", run_dir=Path("/r"), lead_s=0.0, config={"KillWait": "30 sec"}, answer=answers.put
+        slurm,
+        job_id="7",
+        restart=0,
+        nodes=("n1",),
+        run_id="r",
+        run_dir=Path("/r"),
+        lead_s=0.0,
+        config={"KillWait": "30 sec"},
+        answer=answers.put,
     )
     return made, answers
 
@@ -126,3 +135,23 @@ def test_a_slurm_that_does_not_answer_knows_of_no_drain() -> None:
     made, answers = errands(slurm)
     made.put(LookAtNodes(("n1",)))
     assert answers.get(timeout=20).known is False
+
+
+@pytest.mark.parametrize(
+    ("outcome", "new_job"),
+    [
+        (Outcome("failed", "Slurm does not let this user requeue"), True),
+        (Outcome("failed", "still held", held=True), False),  # whoever looks next frees it: two would be one too many
+        (Outcome("refused", "it was cancelled"), False),
+        (Outcome("requeued", "preempted"), False),
+    ],
+)
+def test_what_cannot_come_back_goes_on_in_a_new_job(outcome: Outcome, new_job: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("slurm_resilience.runtime.errands.requeue", lambda *_, **__: outcome)
+    monkeypatch.setattr("slurm_resilience.runtime.errands.resubmit", lambda *_, **__: "99")
+    made, answers = errands(Slurm())
+    made.start()
+    made.put(Requeue((1, 2), {}))
+    said = answers.get(timeout=20)
+    assert (said.fields["action"], said.fields.get("job")) == (("resubmitted", "99") if new_job else (outcome.action, None))
+    assert said.ok is (new_job or outcome.ok)
