@@ -39,7 +39,7 @@ _NEXT = frozenset(
     {
         "decided", "attempt_started", "attempt_adopted", "resumed", "started_fresh", "first_step", "requeue_started",
         "requeue_done", "requeue_failed", "allocation_started", "supervisor_restarted", "supervisor_took_over", "run_failed",
-        "run_completed", "checkpoint_quarantined", "agent_lost", "node_gone", "launch_abandoned", "stop_deadline_passed",
+        "run_completed", "checkpoint_quarantined", "agent_lost", "node_gone", "stop_deadline_passed",
         "warning_explained",
     }
 )  # fmt: skip

@@ -68,6 +68,13 @@ class Narrator:
     def _supervisor_restarted(self, event: Mapping[str, Any]) -> str:
         return "the supervisor was restarted; waiting for the agents to call"
 
+    def _supervisor_took_over(self, event: Mapping[str, Any]) -> str:
+        host = event.get("node", "the batch host")
+        return f"nothing was heard from {host} and its supervisor: another node takes over, waiting for the agents to call"
+
+    def _job_ended_for_batch_host(self, event: Mapping[str, Any]) -> str:
+        return f"no batch script was left to end the job: it was {event.get('how', 'ended')} for that"
+
     def _supervisor_was_frozen(self, event: Mapping[str, Any]) -> str:
         return f"the supervisor itself did not run for {event['seconds']:.1f} s; nobody's silence in that time counts"
 

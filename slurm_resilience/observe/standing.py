@@ -128,6 +128,9 @@ class Observer:
     def _supervisor_restarted(self, event: _Event) -> None:
         self._do(event, "starting", "its supervisor was restarted and waits for the agents to call")
 
+    def _supervisor_took_over(self, event: _Event) -> None:
+        self._do(event, "starting", "its supervisor was lost with its node; another node's waits for the agents to call")
+
     def _run_completed(self, event: _Event) -> None:
         self.standing.step = event.get("step", self.standing.step)
         self.standing.exit_code = 0
