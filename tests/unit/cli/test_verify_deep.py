@@ -57,7 +57,7 @@ def test_it_checks_all_that_a_resume_checks_and_leaves_no_trace(tmp_path: Path, 
     code, out = asked(capfd, "--deep", str(run_dir), *command)
     assert code == ExitCode.OK
     assert out.startswith("step-00000004-")
-    for named in ("state digest: expected 8 tensors", "probe loss", "learning rate of optimizer", "copies that differ"):
+    for named in ("state digest: expected 9 tensors", "probe loss", "learning rate of optimizer", "copies that differ"):
         assert named in out
     assert "the script talks" not in out
     assert look(run_dir) == before
