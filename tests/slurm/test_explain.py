@@ -33,7 +33,7 @@ def trains_on(run_dir: Path, node: str, step: int) -> bool:
 @pytest.mark.long
 @pytest.mark.timeout(1500)
 def test_a_node_that_is_frozen_cut_off_or_switched_off_is_named(sandbox: Sandbox, shared: Path) -> None:
-    run = SlurmRun(sandbox, shared, 260)
+    run = SlurmRun(sandbox, shared, 120)
     batch_host = run.running()["BatchHost"]
     victims = [node for node in sandbox.nodes if node != batch_host]
     for number, (fault, undo) in enumerate((("freeze", "thaw"), ("cut", "heal"), ("power-off", None))):
