@@ -151,8 +151,8 @@ class LimitsConfig(_Section):
             )
         if 0 < self.takeover_s < self.node_silence_s:
             raise ValueError(
-                f"takeover_s ({self.takeover_s}) must not be under node_silence_s ({self.node_silence_s}): a supervisor that is "
-                "merely cut off stops its own ranks after that time only"
+                f"takeover_s ({self.takeover_s}) must not be under node_silence_s ({self.node_silence_s}): a supervisor "
+                "that is merely cut off stops its own ranks after that time only"
             )
         return self
 

@@ -115,7 +115,7 @@ class FirstSteps:
     def _condemn(self, trouble: Trouble) -> list[str]:
         gone = self._condemned(trouble)
         if self._metrics is not None:
-            self._metrics.note("trouble", attempt=self._attempt, to=self._guard.good_until(trouble) + 1, **trouble.to_json())
+            self._metrics.remark("trouble", attempt=self._attempt, to=self._guard.good_until(trouble) + 1, **trouble.to_json())
         for entry in sorted(gone, key=lambda entry: entry.order):
             reason = str(trouble) if entry.name == self._entry.name else f"taken after the incident began: {trouble}"
             log.error("checkpoint %s is not used any more: %s", entry.name, reason)

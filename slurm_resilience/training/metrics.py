@@ -40,7 +40,7 @@ class MetricsFile:
         if written != len(raw):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), os.fspath(self.path))
 
-    def note(self, about: str, /, **fields: Any) -> None:
+    def remark(self, about: str, /, **fields: Any) -> None:
         """Append a line that is about no step, durably.  Raises as :meth:`write`."""
         self.write({"note": about, **fields})
         os.fsync(self._fd)

@@ -75,10 +75,10 @@ class Proving(Identity):
         if metrics is None:
             return
         if resumed.rejected:
-            metrics.note("rolled_back", to=resumed.step, attempt=self._attempt)
+            metrics.remark("rolled_back", to=resumed.step, attempt=self._attempt)
         whose = (resumed.saved.get("witness") or {}).get("run", self._run_id)
         if whose not in own.relatives | {own.run_id}:
-            metrics.note("began_from", run=whose, attempt=self._attempt)
+            metrics.remark("began_from", run=whose, attempt=self._attempt)
 
     def _watch_first_steps(
         self, resumed: Resumed, store: CheckpointStore, saver: Saver, metrics: MetricsFile | None, by: str

@@ -7,10 +7,10 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 import pytest
-from tests.unit.observe.test_accounts import FakeRun
 
 from slurm_resilience.cli import main
 from slurm_resilience.plan.chart import sparkline
+from tests.unit.observe.test_accounts import FakeRun
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -133,7 +133,7 @@ def write(run_dir: Path, attempt: int, *steps: int) -> MetricsFile:
 
 
 def test_what_was_rolled_back_is_not_told_any_more_and_still_compared_with(tmp_path: Path) -> None:
-    write(tmp_path, 1, 1, 2, 3, 4).note("rolled_back", to=2)
+    write(tmp_path, 1, 1, 2, 3, 4).remark("rolled_back", to=2)
     assert list(history(tmp_path)) == [1, 2]
     assert list(Log.read(tmp_path).taken) == [1, 2, 3, 4]
     write(tmp_path, 2, 3)
@@ -142,7 +142,7 @@ def test_what_was_rolled_back_is_not_told_any_more_and_still_compared_with(tmp_p
 
 def test_an_incident_is_forgotten_and_its_trouble_is_over_once_the_run_is_beyond_it(tmp_path: Path) -> None:
     trouble = Trouble("loss", "not finite", 4, "a number", math.nan)
-    write(tmp_path, 1, 1, 2, 3, 4).note("trouble", to=2, **trouble.to_json())
+    write(tmp_path, 1, 1, 2, 3, 4).remark("trouble", to=2, **trouble.to_json())
     log = Log.read(tmp_path, got_over_after=2)
     assert list(log.taken) == [1, 2]
     assert [str(Trouble.from_json(note)) for note in log.trouble] == [str(trouble)]
