@@ -202,9 +202,9 @@ def events_page() -> Iterator[str]:
 def exit_codes_page() -> Iterator[str]:
     yield from ("# Exit codes and causes", "", NOTE, "")
     reach = (
-        "The codes of `slurm-resilience run` reach the batch script, and so `sacct`, unchanged. Where Slurm itself ended "
-        "the run (it was requeued or cancelled), `sacct` keeps the state, REQUEUED, PREEMPTED or CANCELLED, and no code; the run's own "
-        "word is in its events."
+        "The codes of `slurm-resilience run` reach the batch script, and so `sacct`, unchanged. Where Slurm itself ended the "
+        "run (it was requeued or cancelled), `sacct` keeps the state, REQUEUED, PREEMPTED or CANCELLED, and no code; the run's "
+        "own word is in its events."
     )
     yield from (reach, "")
     yield from table(["code", "name", "meaning"], [[int(code), f"`{code.name}`", EXIT_CODES[code]] for code in ExitCode])
