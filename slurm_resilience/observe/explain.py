@@ -95,7 +95,8 @@ def _with_evidence(run_dir: Path, events: list[_Event]) -> list[Explanation]:
         each.failed_saves = failed.get(each.incident.attempt, [])
         exceptions = sorted(raised.get(each.incident.attempt, ()), key=lambda event: float(event["t"]))
         # A rank that died without a word raised nothing: what the others raised are the echoes of its end.
-        own = [event for event in exceptions if each.incident.rank in (None, event.get("rank"))]
+        rank, since = each.incident.rank, each.incident.t
+        own = [event for event in exceptions if event.get("rank") == rank or (rank is None and float(event["t"]) <= since)]
         each.first = _exception(own[0]) if own else None
         first_of = {event.get("rank"): event for event in reversed(exceptions)}
         told = own[0].get("rank") if own else None

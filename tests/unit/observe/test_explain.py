@@ -82,6 +82,14 @@ def test_a_rank_that_died_without_a_word_raised_nothing(tmp_path: Path) -> None:
     assert "| b" in text
 
 
+def test_what_is_raised_after_a_node_was_lost_is_an_echo(tmp_path: Path) -> None:
+    events = crash(rank=None)
+    events[4:4] = [raised(1, "RuntimeError", "Connection closed by peer")]
+    (found,) = explain(run(tmp_path, *events))
+    assert found.first is None
+    assert [each["rank"] for each in found.echoes] == [1]
+
+
 def test_saves_that_failed_before_it_are_told(tmp_path: Path) -> None:
     """The exception only says that there was no last checkpoint; why stands in the event."""
     events = crash()
