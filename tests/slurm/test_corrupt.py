@@ -7,9 +7,11 @@ import os
 import pwd
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.observe.events import read_events
@@ -18,7 +20,7 @@ from tests.slurm.test_drained import ENDLESS, newest
 from tests.slurm.test_faults import SlurmRun
 
 sys.path.append(os.fspath(Path(__file__).parents[1] / "unit"))
-from training.forge import forged
+from training.forge import Forgery, forged
 
 
 def hand_over(folder: Path, name: str) -> None:
@@ -28,19 +30,50 @@ def hand_over(folder: Path, name: str) -> None:
         os.lchown(path, account.pw_uid, account.pw_gid)
 
 
+def wrong_learning_rate(it: Forgery) -> None:
+    it.plain["optimizers"]["optimizer"]["groups"][0]["numbers"]["lr"] *= 2
+    it.plain["lr"]["optimizer"] = [2 * rate for rate in it.plain["lr"]["optimizer"]]
+
+
+def not_a_number(it: Forgery) -> None:
+    it.tensors[next(key for key in it.tensors if key.endswith("exp_avg_sq"))].view(-1)[0] = math.nan
+
+
+def flipped_bit(it: Forgery) -> None:
+    it.tensors[next(key for key in it.tensors if key.endswith("attention.qkv.weight"))].view(torch.int32)[3, 4] ^= 1
+
+
+def zeroed_moment(it: Forgery) -> None:
+    it.tensors[next(key for key in it.tensors if key.endswith("exp_avg_sq"))].zero_()
+
+
+# what is done to the newest and to the next older checkpoint, whether the state digest is made anew, too, and what is said
+PAIRS = [
+    pytest.param(
+        [(wrong_learning_rate, True, "learning rate of optimizer"), (not_a_number, True, "not finite")], id="rate-and-nan"
+    ),
+    pytest.param(
+        [(flipped_bit, False, "attention.qkv.weight"), (zeroed_moment, False, "exp_avg_sq")],
+        id="bit-and-moment",
+        marks=pytest.mark.long,
+    ),
+]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.timeout(900)
-def test_a_requeued_job_passes_over_a_wrong_learning_rate_and_a_nan_in_one_go(sandbox: Sandbox, shared: Path) -> None:
+def test_a_requeued_job_passes_over_two_bad_checkpoints_in_one_go(
+    pair: list[tuple[Callable[[Forgery], None], bool, str]], sandbox: Sandbox, shared: Path
+) -> None:
     run = SlurmRun(sandbox, shared, ENDLESS, nodes="2")
     store = CheckpointStore.open(run.run_dir / "checkpoints")
     sandbox.wait_for(lambda: len(store.entries()) >= 3, 400, what="three checkpoints")
     sandbox.slurm(["scontrol", "requeue", run.job])
     sandbox.wait_for(lambda: sandbox.job_state(run.job) == "PENDING", 120, what="the requeue")
     good, older, newer = sorted((entry for entry in store.entries() if entry.usable), key=lambda entry: entry.order)[-3:]
-    with forged(store.root, step=newer.step, digest=True) as it:
-        it.plain["optimizers"]["optimizer"]["groups"][0]["numbers"]["lr"] *= 2
-        it.plain["lr"]["optimizer"] = [2 * rate for rate in it.plain["lr"]["optimizer"]]
-    with forged(store.root, step=older.step, digest=True) as it:
-        it.tensors[next(key for key in it.tensors if key.endswith("exp_avg_sq"))].view(-1)[0] = math.nan
+    for entry, (forge, digest, _) in zip((newer, older), pair, strict=True):
+        with forged(store.root, step=entry.step, digest=digest) as it:
+            forge(it)
     hand_over(store.root, "alice")
     at = time.time()
     sandbox.slurm(["scontrol", "update", f"JobId={run.job}", "StartTime=now"])
@@ -48,8 +81,8 @@ def test_a_requeued_job_passes_over_a_wrong_learning_rate_and_a_nan_in_one_go(sa
     since = [event for event in read_events(run.run_dir) if float(event["t"]) >= at]
     condemned = [(event["step"], event["reason"]) for event in since if event["event"] == "checkpoint_quarantined"]
     assert [step for step, _ in condemned] == [newer.step, older.step]
-    assert "learning rate of optimizer" in condemned[0][1]
-    assert "not finite" in condemned[1][1]
+    for (_, reason), (_, _, words) in zip(condemned, pair, strict=True):
+        assert words in reason
     (resumed,) = [event for event in since if event["event"] == "resumed"]
     assert resumed["step"] == good.step
     assert [event["event"] for event in since].count("attempt_started") == 1, "in one go"
