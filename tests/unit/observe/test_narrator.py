@@ -121,6 +121,7 @@ def test_no_event_of_the_vocabulary_breaks_it_with_the_fields_it_may_leave_out()
         "nodes": ["n1", "n2"], "seconds": 1.0, "node": "n1", "why": "w", "exit_code": 1, "detail": "d", "world": 1,
         "cause": "hang", "signal": "SIGTERM", "source": "n1", "ended": 0, "rank": 0, "action": "launch", "reason": "r",
         "own_s": 0.3, "others_s": 0.1, "times": 3.0, "quiet_s": 1.0, "quiet_limit_s": 900.0, "ranks": 2,
+        "deadline": 1_800_000_100.0,
     }  # fmt: skip
     told = set()
     for name, meaning in EVENTS.items():
