@@ -82,7 +82,9 @@ def test_no_process_is_left_and_no_node_is_drained(sandbox: Sandbox, shared: Pat
     assert not any(left.values()), left
     for name, run in runs.items():
         stops = [event for event in read_events(run) if event["event"] == "attempt_stopped"]
-        assert stops[-1]["cause"] == "preemption", (name, stops)
+        # (a rank that saves or ends at once may do so before Slurm has been asked why)
+        causes = [event["cause"] for event in read_events(run) if event["event"] == "warning_explained"]
+        assert causes[-1] == "preemption", (name, causes, stops)
         assert stops[-1]["saved"] is (name == "loaders")
         assert any(event["event"] == "requeue_done" for event in read_events(run)), name
     states = sandbox.node_states()
