@@ -81,7 +81,9 @@ class Agent:
         self._awake_since = time.monotonic()
         self._beat_at = self._seen_at = 0.0
         self._blind = Blind(time.monotonic())
-        self._held: tuple[float, float] | None = None  # since when ranks wait for an answer, and until when
+        self._held: tuple[float, float, int] | None = (
+            None  # since when ranks wait for an answer, until when, on which connection
+        )
         self._code: int | None = None
         self._warmth: tuple[bool | None, str] = (None, "")
 
@@ -128,7 +130,7 @@ class Agent:
         """A stopped process wakes up with an old view.  The sockets have been read by now; say that we live, and look on."""
         self._say(f"this agent did not run for {seconds:.1f} s")
         if self._work.busy and not self._work.stopping and now > self._lease.hard_end():
-            self._held = (now, self._lease.hold(now))
+            self._held = (now, self._lease.hold(now), self._uplink.welcomes)
             self._work.hold_ranks()
             self._say("its ranks are stopped until the supervisor says that they are still wanted")
         else:
@@ -154,6 +156,10 @@ class Agent:
             return
         if self._work.stopping or not self._work.busy:
             self._held = None
+        elif self._held[2] != self._uplink.welcomes or not self._uplink.up:
+            # Whoever gives a node up ends its connection, and may have launched elsewhere.
+            self._say("the supervisor has ended our connection meanwhile: stopping what runs here")
+            self._work.stop_all("silence", since=round(time.time() - self._lease.age(now), 3))
         elif self._lease.since >= self._held[0]:
             self._say(f"the supervisor still wants them: they go on after {now - self._held[0]:.2f} s")
             self._held = None

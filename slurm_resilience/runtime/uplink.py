@@ -65,6 +65,7 @@ class Uplink:
         self.fenced: str = ""
         self.up = False
         self.refused = False
+        self.welcomes = 0  # connections so far; a supervisor that gives a node up ends the one it had
 
     # --- speaking -----------------------------------------------------------------------------------------------------
 
@@ -236,6 +237,7 @@ class Uplink:
             self.drop("no proof")
             return
         self.up = True
+        self.welcomes += 1
         self._back_off_s = _RETRY_S[0]
         self._beats.clear()
         self._lease.renew(self._greeted_at)

@@ -145,6 +145,8 @@ def test_the_guardian_stops_the_ranks_of_an_agent_that_cannot(tmp_path: Path) ->
         assert SILENCE_S - 0.6 < time.monotonic() - began < LOST_S
         log = tmp_path / "logs" / "agent-node1.log"
         stage.until(lambda: "killed 1 processes in its place" in log.read_text())
+        stage.hang_up()  # as a supervisor does that has given the node up
+        stage.listen()
         os.kill(peer.hello.pid, signal.SIGCONT)
         again = stage.until(lambda: stage.peer(after=peer))
         assert again.hello.pid == peer.hello.pid, "the agent itself lives on"
@@ -163,13 +165,42 @@ def test_a_node_that_was_stopped_for_longer_than_its_lease_stops_its_ranks_when_
         for process in (guardian, peer.hello.pid):
             os.kill(process, signal.SIGSTOP)
         stage.still(LOST_S + 0.5, lambda: is_alive(rank))
+        stage.hang_up()  # as a supervisor does that has given the node up
+        stage.listen()
         os.kill(guardian, signal.SIGCONT)
-        os.kill(peer.hello.pid, signal.SIGCONT)  # the connection is still open and full of old answers: they prove nothing
-        began = time.monotonic()
-        stage.until(lambda: not is_alive(rank), 1.0)
-        assert time.monotonic() - began < 0.6
+        os.kill(peer.hello.pid, signal.SIGCONT)
+        stage.until(lambda: not runs(rank.pid), 1.0, "the ranks stand still until the supervisor has answered")
+        stage.until(lambda: not is_alive(rank), 5.0)
         again = stage.until(lambda: stage.peer(after=peer))
-        assert again.hello.ranks == []
+        stage.until(lambda: again.of(m.Stopped) or not again.hello.ranks)
+
+
+def test_a_node_that_was_suspended_with_its_supervisor_goes_on(tmp_path: Path) -> None:
+    """Nobody has given it up: the first answer to a beat after waking says so."""
+    with Stage(tmp_path) as stage:
+        stage.script(SLEEPER)
+        peer = stage.join()
+        stage.launch(peer, 1)
+        (rank,) = stage.started(peer, 1)
+        everybody = (psutil.Process(peer.hello.pid).ppid(), peer.hello.pid, rank.pid)
+        for pid in everybody:
+            os.kill(pid, signal.SIGSTOP)
+        stage.still(LOST_S + 0.5, lambda: is_alive(rank))
+        for pid in everybody:
+            os.kill(pid, signal.SIGCONT)
+        log = tmp_path / "logs" / "agent-node1.log"
+        stage.until(lambda: "the supervisor still wants them" in log.read_text())
+        stage.until(lambda: runs(rank.pid))
+        stage.still(SILENCE_S + 0.5, lambda: is_alive(rank) and peer.connection.closed is None)
+        assert not peer.of(m.Stopped)
+
+
+def runs(pid: int) -> bool:
+    """It is there, and not stopped by a signal."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_old_answers_do_not_renew_the_lease(tmp_path: Path) -> None:
