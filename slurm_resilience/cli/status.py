@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WATCH_S = 1.0
 _SHOWN_INCIDENTS = 5
 _SHOWN_NODES = 16
-# A supervisor writes an event at every step report and, when all is quiet, its live view; see runtime/live.py.
+# While ranks live, the supervisor writes a live view every few seconds; see runtime/live.py.
 _QUIET_S = 30.0
 
 Row = tuple[str, str]
@@ -139,12 +139,12 @@ def rows(
     if standing.job_id:
         slurm = f", {_slurm(record, now)}" if record is not None else ""
         out.append(("job", f"{standing.job_id}{restarts}{slurm}"))
-    out.append(("now", _now(standing, now)))
+    out.append(("now", _now(standing, now, float(live.get("t", 0.0)))))
     if standing.attempt:
         out.append(("attempt", f"{standing.attempt}: {standing.world} ranks{_plan(standing)}"))
     if standing.step is not None:
         out.append(("step", _step(standing, now)))
-    out += _nodes(standing, live)
+    out += _nodes(standing, live, now)
     out.append(("checkpoint", _checkpoint(standing, now)))
     out += [("quarantined", f"{name}: {reason}") for name, reason in standing.quarantined[-3:]]
     if budgets:
@@ -153,12 +153,12 @@ def rows(
     return out
 
 
-def _now(standing: Standing, now: float) -> str:
+def _now(standing: Standing, now: float, seen_at: float) -> str:
     ago = f" for {short(now - standing.since)}" if standing.since is not None and not standing.over else ""
     text = f"{standing.doing}{ago}: {standing.because}"
     if standing.over and standing.last_event_at is not None:
         text += f", {short(now - standing.last_event_at)} ago"
-    elif standing.last_event_at is not None and now - standing.last_event_at > _QUIET_S:
+    elif standing.last_event_at is not None and now - max(standing.last_event_at, seen_at) > _QUIET_S:
         text += f" (its last word was {short(now - standing.last_event_at)} ago)"
     return text
 
@@ -189,17 +189,18 @@ def _step(standing: Standing, now: float) -> str:
     return f"{standing.step}{loss}{speed}{age}"
 
 
-def _nodes(standing: Standing, live: dict[str, Any]) -> list[Row]:
+def _nodes(standing: Standing, live: dict[str, Any], now: float) -> list[Row]:
     if not standing.nodes or standing.over:
         return []
     ranks = live.get("nodes") if live.get("attempt") == standing.attempt else None
+    age_s = max(0.0, now - float(live.get("t", now)))
     out: list[Row] = []
     troubled = sorted(standing.nodes.values(), key=lambda node: node.agent in ("warm", "here"))
     for node in troubled[:_SHOWN_NODES]:
         spare = "" if node.in_attempt or not standing.attempt else ", not in this attempt"
         text = f"{node.name}: {node.agent}{spare}{f': {node.why}' if node.why else ''}"
         shown = [
-            f"rank {rank['rank']} step {rank['step']} {rank['phase']} {rank['age_s']:.1f} s ago"
+            f"rank {rank['rank']} step {rank['step']} {rank['phase']} {rank['age_s'] + age_s:.1f} s ago"
             for rank in (ranks or {}).get(node.name, [])[:8]
         ]
         out.append(("node" if not out else "", text + "".join(f"\n  {line}" for line in shown)))

@@ -107,6 +107,11 @@ class Attempt:
         """Ranks that should be alive there."""
         return {rank for rank, where in self.node_of.items() if where == node and rank not in self.exits}
 
+    @property
+    def progress(self) -> Mapping[int, tuple[m.RankProgress, float]]:
+        """What each rank that lives was last seen doing, and when (monotonic)."""
+        return self._progress
+
     def hear(self, node: str, message: m.Message, *, now: float, wall: float) -> list[Note]:
         """Note a message that belongs to this attempt; what is to be written because of it."""
         match message:

@@ -154,6 +154,13 @@ class WriteStatus:
 
 
 @dataclass(frozen=True)
+class WriteLive:
+    """Write ``live.json``; one that cannot be written is forgotten."""
+
+    document: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class WriteIncident:
     """Write the record of the fault that ended an attempt."""
 
@@ -203,5 +210,16 @@ class Finish:
 
 
 Output = (
-    Send | Drop | Record | WriteAttempt | WriteStatus | WriteIncident | StartAgent | AskSlurm | LookAtNodes | Requeue | Finish
+    Send
+    | Drop
+    | Record
+    | WriteAttempt
+    | WriteStatus
+    | WriteLive
+    | WriteIncident
+    | StartAgent
+    | AskSlurm
+    | LookAtNodes
+    | Requeue
+    | Finish
 )

@@ -137,6 +137,10 @@ class RunFolder:
     def write_status(self, status: RunStatus) -> None:
         write_json_atomic(self.path / "state.json", {"v": VERSION, **asdict(status)})
 
+    def write_live(self, document: dict[str, Any]) -> None:
+        """``live.json``: what every rank does, for those who look."""
+        write_json_atomic(self.path / "live.json", document, durable=False)
+
     def supervisor(self) -> SupervisorAddress | None:
         """``supervisor.json``, or None before the first.  Raises :class:`ConfigError` when it cannot be believed."""
         try:

@@ -17,6 +17,7 @@ from slurm_resilience.runtime.drain_watch import DrainWatch
 from slurm_resilience.runtime.facts import quote
 from slurm_resilience.runtime.fleet import REPLACE_S, Fleet, Node
 from slurm_resilience.runtime.hint_desk import HintDesk
+from slurm_resilience.runtime.live import LiveView
 from slurm_resilience.runtime.outbox import Outbox
 from slurm_resilience.runtime.spec import RunSpec
 from slurm_resilience.runtime.warning_desk import WarningDesk
@@ -47,6 +48,7 @@ class Scene:
         limits = config.limits
         self.fleet = Fleet(nodes, now=out.now, lease_s=limits.node_silence_s, handshake_s=limits.handshake_s, held=out.attempt)
         self.hints = HintDesk(out)
+        self._live = LiveView(out)
         self.drains = DrainWatch(out, policy=config.on_drain, asks=spec.has_slurm)
         self.warnings = WarningDesk(out, spec, grace_s=limits.stop_grace_s)
         self.attempt: Attempt | None = None
@@ -115,6 +117,7 @@ class Scene:
         if self.attempt is not None and self.judging:
             for event, fields, t in self.attempt.judge(self._limits, now=now, wall=self._out.wall):
                 self._out.note(event, fields, t=t)
+        self._live.tick(self.attempt if self.judging else None)
         self.start_agents()
         if not self.leaving:
             self.warnings.tick()

@@ -18,7 +18,16 @@ from slurm_resilience.observe.events import EventWriter, read_events
 from slurm_resilience.observe.narrator import Narrator
 from slurm_resilience.runtime import epochs
 from slurm_resilience.runtime.address import SupervisorAddress
-from slurm_resilience.runtime.inputs import AttemptWritten, Input, Record, Superseded, WriteAttempt, WriteIncident, WriteStatus
+from slurm_resilience.runtime.inputs import (
+    AttemptWritten,
+    Input,
+    Record,
+    Superseded,
+    WriteAttempt,
+    WriteIncident,
+    WriteLive,
+    WriteStatus,
+)
 from slurm_resilience.runtime.messages import WireError
 from slurm_resilience.runtime.run_folder import RunFolder
 
@@ -55,14 +64,16 @@ class Scribe(threading.Thread):
         self._answer, self._show = answer, show
         self._narrator = Narrator()
         self._narrator.catch_up(read_events(folder.path))
-        self._todo: queue.SimpleQueue[Record | WriteAttempt | WriteStatus | WriteIncident | _Flush | str] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[Record | WriteAttempt | WriteStatus | WriteLive | WriteIncident | _Flush | str] = (
+            queue.SimpleQueue()
+        )
         self._late: deque[Record] = deque(maxlen=_MOST_WAITING)
         self._superseded = False
         self._beats = 0
         self._unwritten = 0
         self._said_at = float("-inf")
 
-    def put(self, output: Record | WriteAttempt | WriteStatus | WriteIncident) -> None:
+    def put(self, output: Record | WriteAttempt | WriteStatus | WriteLive | WriteIncident) -> None:
         """Have it written.  Returns at once."""
         self._todo.put(output)
 
@@ -98,11 +109,11 @@ class Scribe(threading.Thread):
                 self._cannot_write(error)
                 if isinstance(output, Record):
                     self._late.append(output)
-                elif output is not None:
+                elif output is not None and not isinstance(output, WriteLive):
                     time.sleep(_RETRY_S)
                     self._todo.put(output)
 
-    def _do(self, output: Record | WriteAttempt | WriteStatus | WriteIncident | _Flush | str) -> None:
+    def _do(self, output: Record | WriteAttempt | WriteStatus | WriteLive | WriteIncident | _Flush | str) -> None:
         match output:
             case str():
                 self._tell(output)
@@ -118,6 +129,9 @@ class Scribe(threading.Thread):
             case WriteStatus(status):
                 if not self._superseded:
                     self._folder.write_status(status)
+            case WriteLive(document):
+                if not self._superseded:
+                    self._folder.write_live(document)
             case WriteIncident(attempt, record):
                 if not self._superseded:
                     self._folder.write_incident(attempt, record)

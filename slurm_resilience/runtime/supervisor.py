@@ -254,7 +254,7 @@ class Supervisor:
                         if output.quit:
                             self._send(guest, Quit(why))
                         self._part(guest, why)
-                case i.Record() | i.WriteAttempt() | i.WriteStatus() | i.WriteIncident():
+                case i.Record() | i.WriteAttempt() | i.WriteStatus() | i.WriteLive() | i.WriteIncident():
                     self._scribe.put(output)
                 case i.StartAgent(node):
                     self._backend.start(node)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import queue
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from slurm_resilience.observe.events import EventWriter, read_events
 from slurm_resilience.runtime.address import SupervisorAddress
-from slurm_resilience.runtime.inputs import AttemptWritten, Record, Superseded, WriteAttempt, WriteStatus
+from slurm_resilience.runtime.inputs import AttemptWritten, Record, Superseded, WriteAttempt, WriteLive, WriteStatus
 from slurm_resilience.runtime.run_folder import RunFolder, RunStatus
 from slurm_resilience.runtime.scribe import Scribe
 
@@ -80,11 +81,24 @@ def test_events_that_find_no_room_are_kept_in_order_and_written_later(tmp_path: 
     while not desk.shown:
         assert time.monotonic() < deadline
     assert "No space left" in desk.shown[0]
-    assert desk.events == []
+    assert desk.events == ["a"]
     desk.disk.full = False
     desk.scribe.put(record("d"))
     while desk.events != ["a", "b", "c", "d"]:
         assert time.monotonic() < deadline, desk.events
+
+
+def test_a_live_view_that_finds_no_room_is_forgotten(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.scribe.put(WriteLive({"t": 1.0}))
+    assert desk.scribe.flush(within_s=PATIENCE_S)
+    assert json.loads((desk.folder.path / "live.json").read_text()) == {"t": 1.0}
+    (desk.folder.path / "live.json").unlink()
+    (desk.folder.path / "live.json").mkdir()  # it cannot be replaced
+    desk.scribe.put(WriteLive({"t": 2.0}))
+    desk.scribe.put(record("a"))
+    assert desk.scribe.flush(within_s=PATIENCE_S)
+    assert desk.events == ["a"]
 
 
 def test_one_that_has_been_superseded_writes_no_attempt_no_event_no_state(tmp_path: Path) -> None:
