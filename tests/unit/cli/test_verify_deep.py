@@ -87,4 +87,4 @@ def test_a_script_that_does_not_answer_is_told_apart_from_a_bad_checkpoint(
     subprocess.run([sys.executable, str(script), "2"], cwd=tmp_path, check=True, timeout=300)
     assert main(["checkpoints", "verify", "--deep", str(tmp_path / "resilience-run"), "--", sys.executable, "-c", "1"])
     assert "ended before run.resume()" in capfd.readouterr().err
-    assert main(["checkpoints", "verify", "--deep", str(tmp_path / "resilience-run")]) == ExitCode.USAGE
+    assert main(["checkpoints", "verify", "--deep", str(tmp_path / "resilience-run")]) == ExitCode.CONFIG_ERROR
