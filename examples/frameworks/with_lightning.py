@@ -41,7 +41,7 @@ def main() -> None:
     data = torch.utils.data.TensorDataset(x, x.sum(dim=1, keepdim=True).sin())
 
     resilience = Resilience()
-    loader = torch.utils.data.DataLoader(data, batch_size=resilience.micro_batch, shuffle=True, drop_last=True)
+    loader = torch.utils.data.DataLoader(data, batch_sampler=resilience.batches(len(data)))
     trainer = L.Trainer(
         max_steps=args.steps, logger=False, enable_progress_bar=False, accelerator="auto",
         callbacks=[resilience], **resilience.trainer_arguments(),

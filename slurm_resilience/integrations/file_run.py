@@ -15,8 +15,10 @@ from typing import Any
 
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.integrations.file_saver import FileReader, FileSaver, Write
+from slurm_resilience.integrations.step_batches import StepBatches
 from slurm_resilience.progress.page import Phase
 from slurm_resilience.training.crash import CrashReporter
+from slurm_resilience.training.data import Batches, make_batches
 from slurm_resilience.training.keeping import Keeping
 from slurm_resilience.training.metrics import MetricsFile
 from slurm_resilience.training.own_time import OwnTime
@@ -46,6 +48,7 @@ class FileRun(Keeping):
         self._loop: Iterator[int] | None = None
         self._began = time.monotonic()
         self._newest: Any = None
+        self._samples: Batches | None = None
         self._flags = SignalFlags()
         if not self._flags.install():
             log.warning("the run was made outside the main thread: signals are not watched")
@@ -103,7 +106,8 @@ class FileRun(Keeping):
         assert self._reader is not None
         mesh = self.mesh
         saver = FileSaver(
-            world=self._world, link=self._link, store=self._store, write=self._write, mesh=mesh, pace=self._pace()
+            world=self._world, link=self._link, store=self._store, write=self._write, mesh=mesh, pace=self._pace(),
+            extra=lambda step: {} if self._samples is None else {"data": self._samples.state(step)},
         )  # fmt: skip
         if self._newest is None:
             self._link.send("started_fresh")
@@ -134,6 +138,36 @@ class FileRun(Keeping):
         )
         self._link.beat(step)
         self._link.enter(Phase.USER)
+
+    def batch_sampler(
+        self, num_samples: int, *, shuffle: bool = True, seed: int | None = None, dataset: str = ""
+    ) -> StepBatches:
+        """For ``DataLoader(batch_sampler=…)``: this rank's micro-batches, the same global batch at each step on any world.
+
+        The last, smaller batch of an epoch is left out.  ``dataset`` is any text that identifies the data.  Raises
+        :class:`ConfigError` when the checkpoint is about other data, or another batch.
+        """
+        made = make_batches(
+            num_samples,
+            self.global_batch,
+            self.micro_batch,
+            rank=self.dp_rank,
+            ranks=self.dp_ranks,
+            seed=self.seed if seed is None else seed,
+            shuffle=shuffle,
+            drop_last=True,
+            dataset=dataset,
+            deal="even",
+            reduce="mean",
+        )
+        self.newest()
+        if self._newest is not None:
+            entry = self._newest[0]
+            made.seek(entry.step, self._store.manifest(entry).extra.get("data"))
+        self._samples = made
+        return StepBatches(
+            made, lambda: self.step if self.started else 0 if self._newest is None else int(self._newest[0].step)
+        )
 
     # -- the loop ---------------------------------------------------------------------------------------------
 

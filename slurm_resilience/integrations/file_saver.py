@@ -42,13 +42,13 @@ class FileSaver:
         write: Write,
         mesh: dict[str, int],
         pace: Pace,
-        extra: dict[str, Any] | None = None,
+        extra: Callable[[int], dict[str, Any]] = lambda step: {},
     ) -> None:
         self.pace = pace
         self.begun_step: int | None = None
         self.saved_step: int | None = None
         self._world, self._link, self._store, self._write, self._mesh = world, link, store, write, mesh
-        self._extra = extra or {}
+        self._extra = extra
         self._cost_s: float | None = None
         self._bytes = 0
 
@@ -99,7 +99,7 @@ class FileSaver:
             files, items = payload.take(directory)
             kept = {name: value for name, value in metrics.items() if name == "loss" and _is_number(value)}
             return self._store.commit(
-                draft[0], world=team.world, files=files, items=items, mesh=self._mesh, metrics=kept, extra=self._extra
+                draft[0], world=team.world, files=files, items=items, mesh=self._mesh, metrics=kept, extra=self._extra(step)
             )
 
         try:

@@ -1,8 +1,9 @@
 """Lightning: a callback that takes the place of its Slurm auto-requeue.
 
     resilience = Resilience(global_batch=64, micro_batch=16)
+    loader = DataLoader(data, batch_sampler=resilience.batches(len(data)))
     trainer = Trainer(callbacks=[resilience], **resilience.trainer_arguments())
-    trainer.fit(model, ckpt_path=resilience.newest())
+    trainer.fit(model, loader, ckpt_path=resilience.newest())
 
 Lightning's own checkpoint, with all that its loops, callbacks and loaders keep, is committed by us; a save comes only
 between optimizer steps, decided by all ranks together.
@@ -19,6 +20,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.integrations.file_run import FileRun
+from slurm_resilience.integrations.step_batches import StepBatches
 
 _FILE = "lightning.ckpt"
 
@@ -59,6 +61,7 @@ class Resilience(Callback):
                 remedy="give --ranks-per-node a number that all nodes hold",
             )
         arguments: dict[str, Any] = {"devices": here, "num_nodes": world // here, "enable_checkpointing": False}
+        arguments["use_distributed_sampler"] = False  # ours deals the samples
         if self._run.supervised:
             arguments["plugins"] = [TorchElasticEnvironment()]
         whole, part = self._run.global_batch, self._run.micro_batch
@@ -71,6 +74,14 @@ class Resilience(Callback):
                 )
             arguments["accumulate_grad_batches"] = whole // (part * world)
         return arguments
+
+    def batches(self, num_samples: int, *, shuffle: bool = True, seed: int | None = None, dataset: str = "") -> StepBatches:
+        """For ``DataLoader(data, batch_sampler=…)``; see ``FileRun.batch_sampler``.  Joins the ranks.
+
+        The loader has no end and no length: say ``max_steps``, and ``val_check_interval`` in steps.
+        """
+        self._run.init_process_group()
+        return self._run.batch_sampler(num_samples, shuffle=shuffle, seed=seed, dataset=dataset)
 
     @property
     def micro_batch(self) -> int | None:
