@@ -192,6 +192,10 @@ class FileRun(Keeping):
         """What this step gave; see ``Run.report``."""
         self._ready().report(values)
 
+    def amend(self, **values: Any) -> None:
+        """What the framework tells of the last completed step only after :meth:`advance`."""
+        self._ready().amend(values)
+
     def checkpoint(self) -> None:
         """Ask for a checkpoint after this step.  All ranks call it alike."""
         self._ready().ask_save()

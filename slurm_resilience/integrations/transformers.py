@@ -25,7 +25,6 @@ class Resilience(TrainerCallback):
 
     def __init__(self, *, folder: str | os.PathLike[str] | None = None, **settings: Any) -> None:
         self._trainer: Trainer | None = None
-        self._logged: dict[str, Any] = {}
         self._run = FileRun(self._write, folder=folder, **settings)
         self._run.init_process_group()
 
@@ -60,22 +59,17 @@ class Resilience(TrainerCallback):
             )
         self._run.start(state.global_step)
 
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """What the trainer tells of its loss goes into our metrics with the next step."""
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """What the trainer tells of the step that was just completed goes into our metrics."""
+        logs = kwargs.get("logs") or {}
         wanted = {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "lr"}
-        self._logged = {ours: logs[name] for name, ours in wanted.items() if logs and name in logs}
+        told = {ours: logs[name] for name, ours in wanted.items() if name in logs}
+        if told and self._run.started and state.global_step == self._run.step:
+            self._run.amend(**told)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """After an optimizer step: all that is due."""
-        figures, self._logged = self._logged, {}
-        if not self._run.advance(**figures):
+        if not self._run.advance():
             control.should_training_stop = True
             control.should_evaluate = control.should_save = False
 

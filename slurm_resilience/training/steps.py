@@ -250,6 +250,14 @@ class Stepper:
                 raise ConfigError(f"run.report({name}=…): this field is written by the run itself", remedy="use another name")
             self._reported[name] = value if isinstance(value, (bool, int, str)) else to_float(value)
 
+    def amend(self, values: dict[str, Any]) -> None:
+        """What is known of the last completed step only now: one more line for it, which is the one that counts."""
+        self.report(values)
+        said, self._reported = self._reported, {}
+        self._last_reported = {**self._last_reported, **said}
+        if self._world.rank == 0:
+            self._tell_and_append(self.step, said)
+
     def _write_down(self, step: int) -> None:
         said, self._reported = self._reported, {}
         self._last_reported = said or self._last_reported
