@@ -1,10 +1,8 @@
-"""From nothing to a trusted state: which checkpoint, in what order, and what happens when one is not as it should be.
+"""From nothing to a trusted state: which checkpoint, and what happens when one is not as it should be.
 
-The order, in one place: everything is constructed → rank 0 chooses an entry (or all ranks find that their nodes' memory holds a
-newer one), all ranks prove that they see the same one → it
-is marked as attempted → tensors are loaded → models → optimizers → schedulers → scaler and others (``Registry.restore`` says
-why) → counters → place in the data → checks → random generators, last, because everything before may draw from them.  Every
-stage ends in a vote, so that one rank's failure is everybody's within seconds and nobody waits in the next collective.
+Rank 0 chooses an entry (or all ranks find that their nodes' memory holds a newer one), all ranks prove that they see the
+same one, and it is put back and checked (:mod:`restoring`).  Every stage ends in a vote, so that one rank's failure is
+everybody's within seconds and nobody waits in the next collective.
 
 Who is to blame decides what follows.  Bytes that are not those that were saved, or a check that fails, condemn the
 entry: quarantine, next older one, everything loaded anew.  Another model or other data condemn nothing: an error for the
@@ -17,35 +15,22 @@ import functools
 import itertools
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from slurm_resilience.checkpoint import dcp
-from slurm_resilience.checkpoint.dcp.local import LocalTier
-from slurm_resilience.checkpoint.dcp.team import Team
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.errors import CorruptCheckpoint
 from slurm_resilience.checkpoint.store import CheckpointStore
-from slurm_resilience.errors import CheckpointError, Fenced, FormatError, NoValidCheckpoint, ResilienceError
-from slurm_resilience.training import rng, state_digest
-from slurm_resilience.training.data import Source
-from slurm_resilience.training.layout import Layout
+from slurm_resilience.errors import CheckpointError, Fenced, NoValidCheckpoint
+from slurm_resilience.training.entry_source import Local, Shared, Unmarked
 from slurm_resilience.training.link import Link
 from slurm_resilience.training.local import LocalCopies
-from slurm_resilience.training.probe import Probe
-from slurm_resilience.training.recompute import Recompute
 from slurm_resilience.training.refused import CheckFailed, RestoreFailed
-from slurm_resilience.training.saving import FORMAT_VERSION
+from slurm_resilience.training.restoring import Restorer, place
 from slurm_resilience.training.state import Registry, Snapshot
-from slurm_resilience.training.track import Rows
-from slurm_resilience.training.verify import CHECKS, Check, CheckFn, OwnRun, Restored, Verdict, close, equal
-from slurm_resilience.training.verifying import Verifying
+from slurm_resilience.training.verify import Check
 from slurm_resilience.training.world import World
-
-MOST_REASONS = 4
 
 log = logging.getLogger(__name__)
 
@@ -82,17 +67,10 @@ class Resumer:
         self._registry = registry
         self._link = link
         self._store = store
-        self._seed = seed
         self._by = by
-        self.batches: dict[str, Source] = {}
-        self.probe: Probe | None = None
-        self.extra_checks: tuple[CheckFn, ...] = ()
+        self.restorer = Restorer(world=world, registry=registry, link=link, seed=seed)
         self.excused: frozenset[int] = frozenset()
         self.copies: LocalCopies | None = None
-        self.own: OwnRun | None = None
-        self.limits = Verifying()
-        self.logged: Rows = {}
-        self.recompute: Recompute | None = None
 
     def resume(self) -> Resumed | None:
         """Restore from the newest entry that can be trusted; None when there is none at all.  All ranks must come.
@@ -109,14 +87,14 @@ class Resumer:
         if local is not None:
             return local
         candidates: Iterator[Entry] = self._store.candidates() if self._team.leads else iter(())
-        before = self._as_built() if self.limits.start_fresh else None
+        before = self._as_built() if self.restorer.limits.start_fresh else None
         for number in itertools.count():
             choose = functools.partial(self._next, candidates, number, began)
             entry = self._team.funnel("choosing a checkpoint", lambda: None, choose)
             if entry is None:
                 break
             try:
-                saved, checks, how, put_back_at = self._try(_Shared(self._store, entry, self._world, self._team))
+                saved, checks, how, put_back_at = self.restorer.put_back(Shared(self._store, entry, self._world))
             except (CorruptCheckpoint, CheckFailed) as error:
                 rejected.append((entry, error.what))
                 self._quarantine(entry, error.what)
@@ -141,14 +119,14 @@ class Resumer:
 
     def _next(self, candidates: Iterator[Entry], number: int, began: float, _: list[None]) -> Entry | None:
         """The next one to try, as far as number and time allow.  Raises :class:`NoValidCheckpoint` when they do not."""
-        entry = next(candidates, None)
+        entry, limits = next(candidates, None), self.restorer.limits
         past_s = time.monotonic() - began
-        if entry is not None and number and (number >= self.limits.most_entries or past_s > self.limits.most_s):
-            if self.limits.start_fresh:
+        if entry is not None and number and (number >= limits.most_entries or past_s > limits.most_s):
+            if limits.start_fresh:
                 return None
             raise NoValidCheckpoint(
                 f"{number} checkpoints could not be trusted within {past_s:.0f} s, and no more are tried",
-                evidence=f"verify.most_entries is {self.limits.most_entries}, verify.most_s {self.limits.most_s:g}; "
+                evidence=f"verify.most_entries is {limits.most_entries}, verify.most_s {limits.most_s:g}; "
                 f"the next would be {entry.name}",
                 remedy="slurm-resilience checkpoints list says why each was refused; raise these limits to go further back",
             )
@@ -165,7 +143,7 @@ class Resumer:
             return
         log.error("none of %d checkpoints can be trusted: training starts over, as verify.start_fresh says", len(rejected))
         self._registry.restore(before.plain, before.tensors)
-        for name, batches in self.batches.items():
+        for name, batches in self.restorer.batches.items():
             place(batches, name, 0, {})
 
     def _from_copies(self, began: float) -> Resumed | None:
@@ -176,7 +154,7 @@ class Resumer:
         shared = self._team.funnel("looking for a checkpoint", lambda: None, lambda _: self._store.latest())
         while (entry := tier.find(newer_than=shared)) is not None:
             try:
-                saved, checks, how, put_back_at = self._try(_Local(tier, entry, self._team))
+                saved, checks, how, put_back_at = self.restorer.put_back(Local(tier, entry, self._team))
             except Fenced:
                 raise
             except CheckpointError as error:
@@ -207,90 +185,11 @@ class Resumer:
         checks: list[Check] = []
         reason = ""
         try:
-            _, checks, _, put_back_at = self._try(_Unmarked(self._store, entry, self._world, self._team), checks)
+            _, checks, _, put_back_at = self.restorer.put_back(Unmarked(self._store, entry, self._world), checks)
         except (CorruptCheckpoint, CheckFailed, RestoreFailed) as error:
             reason, put_back_at = error.what, time.monotonic()
         now = time.monotonic()
         return checks, reason, {"load_s": round(put_back_at - began, 6), "verify_s": round(now - put_back_at, 6)}
-
-    def _try(
-        self, source: _Shared | _Local, checks: list[Check] | None = None
-    ) -> tuple[dict[str, Any], list[Check], str, float]:
-        """Everything from one entry.  What it raises says who is to blame."""
-        began = time.monotonic()
-        registry, team, entry = self._registry, self._team, source.entry
-
-        def prepare() -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-            extra, tensors = source.peek()
-            saved = _own_part(extra, entry)
-            state_digest.require_declared(saved.get("digest"), tensors, entry.name)
-            layout = Layout(tensors)
-            room = registry.template(saved, layout)
-            for key in layout.under("probe/"):
-                room[key] = torch.zeros(layout.shape(key), dtype=layout.dtype(key))
-            return saved, room
-
-        saved, room = team.agree("comparing the checkpoint with the model", prepare)
-        source.begin()
-        loaded = source.load(room)
-        self._measured("load", began)
-        began = time.monotonic()
-
-        def restore() -> None:
-            try:
-                registry.restore(saved, room)
-            except (ResilienceError, MemoryError):
-                raise
-            except Exception as error:
-                raise RestoreFailed(
-                    f"An object refused its state from {entry.name}: {type(error).__name__}: {error}",
-                    evidence="the bytes are those that were saved",
-                    remedy="look at what changed in the classes of the registered objects since then",
-                ) from error
-            for name, batches in self.batches.items():
-                place(batches, name, entry.step, saved["data"])
-
-        team.agree(f"putting {entry.name} back", restore)
-        self._measured("restore", began)
-        put_back_at = time.monotonic()
-        probe_batch = tuple(room[key].to(_device(registry)) for key in sorted(room, key=_number) if key.startswith("probe/"))
-        restored = Restored(
-            registry, saved, entry.step, entry.world, self._world.size, self.probe, probe_batch,
-            entry.name, entry.attempt, self.own, self.batches, self.limits, team, room,
-        )  # fmt: skip
-        checks = [] if checks is None else checks
-        for ask in (*CHECKS, *self.extra_checks):
-            team.agree(f"checking {entry.name}", functools.partial(_judge, ask, restored, checks))
-        self._measured("verify", put_back_at)
-        how = "exact" if loaded.per_rank is not None else "derived"
-        mine = loaded.per_rank
-        rank, size = self._world.rank, self._world.size
-
-        def roll() -> None:
-            if mine is None:
-                rng.reseed(rng.derive(self._seed, entry.step, rank, size))
-                return
-            try:
-                rng.restore(mine["rng"])
-            except Exception as error:
-                raise CheckFailed(f"rng: the generators refused their state: {type(error).__name__}: {error}") from error
-            if "rng_of" in mine:
-                odd = rng.disagreement(mine["rng_of"], entry.step, rank, size)
-                if odd is not None:
-                    _must_hold(equal(f"rng: {odd[0]}", odd[1], odd[2]))
-
-        team.agree("restoring the random generators", roll)
-        if how == "exact" and self.recompute is not None and "loss" in self.logged.get(entry.step + 1, {}):
-            checks.append(team.agree(f"taking the step after {entry.name} once more", lambda: self._replay(entry.step)))
-        return saved, checks, how, put_back_at
-
-    def _replay(self, step: int) -> Check:
-        """The loss of the next step against what the log says of it, from when it was taken before."""
-        assert self.recompute is not None
-        measured = self.recompute.mean_loss(step, self._registry.models.values())
-        check = close("loss of the next batch", self.logged[step + 1]["loss"], measured, self.limits.replay)
-        _must_hold(check)
-        return check
 
     def _quarantine(self, entry: Entry, reason: str) -> None:
         log.error("checkpoint %s is not used any more: %s", entry.name, reason)
@@ -300,105 +199,3 @@ class Resumer:
 
     def _lead(self, stage: str, work: Any) -> None:
         self._team.funnel(stage, lambda: None, lambda _: work())
-
-    def _measured(self, name: str, began: float) -> None:
-        if self._team.leads:
-            self._link.send("phase_done", name=name, seconds=round(time.monotonic() - began, 6))
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """A checkpoint that all ranks read together."""
-
-    store: CheckpointStore
-    entry: Entry
-    world: World
-    team: Team
-
-    def peek(self) -> tuple[dict[str, Any], Mapping[str, Mapping[str, Any]]]:
-        # Every rank reads the manifest whose digest rank 0 has chosen: so all see the same one, or say that they do not.
-        manifest = self.store.manifest(self.entry)
-        return manifest.extra, manifest.tensors
-
-    def begin(self) -> None:
-        self.team.funnel(
-            "marking the checkpoint as attempted", lambda: None, lambda _: self.store.mark_attempted(self.entry) and None
-        )
-
-    def load(self, room: dict[str, torch.Tensor]) -> dcp.LoadResult:
-        return dcp.load(self.store, self.entry, room, process_group=self.world.checkpoint)
-
-
-class _Unmarked(_Shared):
-    """The same, without a trace: for a look by somebody who does not train on."""
-
-    def begin(self) -> None:
-        """Leave the marks as they are."""
-
-
-@dataclass(frozen=True)
-class _Local:
-    """One rank's copy of a step of which all ranks have one."""
-
-    tier: LocalTier
-    entry: Entry
-    team: Team
-
-    def peek(self) -> tuple[dict[str, Any], Mapping[str, Mapping[str, Any]]]:
-        return self.tier.peek(self.entry)
-
-    def begin(self) -> None:
-        self.team.agree("marking the local copies as attempted", lambda: self.tier.begin(self.entry))
-
-    def load(self, room: dict[str, torch.Tensor]) -> dcp.LoadResult:
-        return self.tier.read(self.entry, room)
-
-
-def place(batches: Source, name: str, step: int, data: dict[str, Any]) -> None:
-    """Put one stream of batches where the checkpoint says; one that the checkpoint does not know, where arithmetic says."""
-    state = data.get(name)
-    if state is None:
-        state = batches.state_at(step)
-    batches.seek(step, state)
-
-
-def _judge(ask: CheckFn, restored: Restored, into: list[Check]) -> None:
-    found = list(ask(restored))
-    into += found
-    failed = [str(check) for check in found if check.verdict is Verdict.FAILED]
-    if failed:
-        raise CheckFailed("; ".join(failed[:MOST_REASONS]), evidence="measured after everything was put back")
-
-
-def _must_hold(check: Check) -> None:
-    if check.verdict is Verdict.FAILED:
-        raise CheckFailed(str(check), evidence="measured after everything was put back")
-
-
-def _own_part(extra: dict[str, Any], entry: Entry) -> dict[str, Any]:
-    saved = extra.get("training")
-    if not isinstance(saved, dict):
-        raise CheckpointError(
-            f"Checkpoint {entry.name} was not taken by a Run",
-            evidence="its manifest has no part called 'training'",
-            remedy="load it with slurm_resilience.checkpoint.dcp.load, or give this run a checkpoint directory of its own",
-        )
-    if int(saved.get("v", 0)) > FORMAT_VERSION:
-        raise FormatError(
-            f"Checkpoint {entry.name} was taken by a newer release",
-            evidence=f"its version is {saved['v']}, we know up to {FORMAT_VERSION}",
-            remedy="install that release of slurm-resilience",
-        )
-    return saved
-
-
-def _number(key: str) -> int:
-    tail = key.rpartition("/")[2]
-    return int(tail) if tail.isdigit() else 0
-
-
-def _device(registry: Registry) -> torch.device:
-    for model in registry.models.values():
-        for parameter in model.parameters():
-            return parameter.device
-    return torch.device("cpu")

@@ -22,7 +22,8 @@ from slurm_resilience.training.metrics import MetricsFile
 from slurm_resilience.training.own_time import OwnTime
 from slurm_resilience.training.probe import Probe
 from slurm_resilience.training.proving import Proving
-from slurm_resilience.training.resume import Resumed, Resumer, place
+from slurm_resilience.training.restoring import place
+from slurm_resilience.training.resume import Resumed, Resumer
 from slurm_resilience.training.saving import Saver
 from slurm_resilience.training.scaled import ScaledRate
 from slurm_resilience.training.sections import section
@@ -218,13 +219,11 @@ class Run(Weighing, Keeping, Proving):
         mesh = ", ".join(f"{axis} {size}" for axis, size in self.mesh.items() if size > 1)
         ranks = f"{self.world_size} rank{'s' * (self.world_size > 1)}"
         by = f"attempt {self._attempt} of {self._run_id}, {ranks}{f' ({mesh})' * bool(mesh)}"
-        own = self._read_own_log()
-        resumer = Resumer(world=self._world, registry=self._registry, link=self._link, store=store, seed=self.seed, by=by)
-        resumer.batches, resumer.probe, resumer.extra_checks = self._batches, self._probe, tuple(self._checks)
+        resumer, own = self._resumer(store, by), self._read_own_log()
         resumer.excused = frozenset(self.plan.get("excused_attempts", ()))
         resumer.copies = self._local_copies()
-        resumer.own, resumer.limits, resumer.logged = own, self._settings.verify, self._taken
-        resumer.recompute = self._recompute if self._settings.verify.next_batch else None
+        resumer.restorer.own, resumer.restorer.logged = own, self._taken
+        resumer.restorer.recompute = self._recompute if self._settings.verify.next_batch else None
         self._resumed = resumer.resume()
         saver = Saver(
             world=self._world,
@@ -287,11 +286,15 @@ class Run(Weighing, Keeping, Proving):
         request = offline.wanted()
         assert request is not None
         store = CheckpointStore.open(request.root, trusted_group=self._settings.trusted_group)
-        resumer = Resumer(world=self._world, registry=self._registry, link=self._link, store=store, seed=self.seed, by="")
-        resumer.batches, resumer.probe, resumer.extra_checks = self._batches, self._probe, tuple(self._checks)
-        resumer.limits = self._settings.verify
-        offline.answer(request, resumer, store, leads=self.rank == 0)
+        offline.answer(request, self._resumer(store, by=""), store, leads=self.rank == 0)
         raise SystemExit(0)
+
+    def _resumer(self, store: CheckpointStore, by: str) -> Resumer:
+        resumer = Resumer(world=self._world, registry=self._registry, link=self._link, store=store, seed=self.seed, by=by)
+        it = resumer.restorer
+        it.batches, it.probe, it.extra_checks = self._batches, self._probe, tuple(self._checks)
+        it.limits = self._settings.verify
+        return resumer
 
     def _say_resumed(self, resumed: Resumed) -> None:
         seconds, verify_s = round(resumed.seconds, 6), round(resumed.verify_s, 6)
