@@ -19,11 +19,13 @@ from slurm_resilience.runtime.attempt import Attempt
 from slurm_resilience.runtime.farewell import Farewell, Leaving
 from slurm_resilience.runtime.history import History
 from slurm_resilience.runtime.incident_record import record_of
-from slurm_resilience.runtime.launching import launches, reinforcements, situation
-from slurm_resilience.runtime.limits import Limits
+from slurm_resilience.runtime.inheritance import Inheritance
+from slurm_resilience.runtime.launching import launches, situation
+from slurm_resilience.runtime.moving import Moving
 from slurm_resilience.runtime.outbox import Outbox
-from slurm_resilience.runtime.planner import Placement, look_at, place
+from slurm_resilience.runtime.placing import Placing
 from slurm_resilience.runtime.policy import Decision, decide, decide_misfit, decide_warned
+from slurm_resilience.runtime.rank_orders import RankOrders
 from slurm_resilience.runtime.run_folder import RunStatus
 from slurm_resilience.runtime.scene import Scene
 from slurm_resilience.runtime.spec import RunSpec, Takeover
@@ -31,7 +33,6 @@ from slurm_resilience.runtime.states import After, State
 
 _AFTER_FREEZE_S = 3.0
 _PREPARE_S = 60.0
-_REKILL_S = 2.0
 _STATUS_EVERY_S = 5.0
 _UNSTOPPABLE_S = 30.0
 
@@ -55,16 +56,18 @@ class Coordinator:
         self._out = Outbox(clock, history, restart=spec.restart, attempt=attempt)
         self.scene = Scene(self._out, spec, config, nodes, restarted=restarted, taken_over=takeover is not None)
         self.fleet, self.warnings = self.scene.fleet, self.scene.warnings
+        self._placing = Placing(self._out, self.scene, spec, config)
+        self._inheritance = Inheritance(self._out, self.scene, self._placing)
+        self._moving = Moving(self._out, self.scene, spec, config, self._placing)
+        self._orders = RankOrders(self._out, self.fleet)
         self.state = State.GATHERING
         self.farewell: Farewell | None = None
         self._restarted, self._takeover = restarted, takeover
         self._after = After.FAULT
         self._fault: tuple[Cause, str] | None = None
         self._told_to_wait = self._superseded = False
-        self._saves = 0
-        self._ordered: tuple[float | None, str] | None = None
         self._status_step: int | None = None
-        self._since = self._killed_at = self._idle_since = self._status_at = self._out.now
+        self._since = self._idle_since = self._status_at = self._out.now
         self._on: dict[State, Callable[[], None]] = {
             State.GATHERING: self._on_gathering, State.ADOPTING: self._on_adopting, State.PREPARING: self._on_preparing,
             State.RUNNING: self._on_running, State.ENDING: self._on_ending, State.STOPPING: self._on_stopping,
@@ -84,9 +87,11 @@ class Coordinator:
         """The first outputs: announce the allocation or the restart, and have the agents started."""
         self._out.put(i.WriteStatus(RunStatus("running")))
         if self._takeover is not None:
-            self._take_over(self._takeover)
+            if self._inheritance.take_over(self._takeover):
+                self._incident()
         elif self._restarted:
-            self._adopt()
+            if self._inheritance.adopt():
+                self._enter(State.ADOPTING)
             self._out.record("supervisor_restarted", nodes=list(self.fleet.nodes))
         else:
             self._out.record("allocation_started", nodes=list(self.fleet.nodes), job_id=self.spec.job_id)
@@ -208,8 +213,8 @@ class Coordinator:
             for node in self.fleet.nodes.values():
                 if node.connected and node.holds:
                     self.scene.lose(node, f"it could not stop its ranks in {_UNSTOPPABLE_S:g} s")
-        elif self._out.now - self._killed_at > _REKILL_S:
-            self._kill()
+        else:
+            self._orders.kill_again()
 
     def _on_asking(self) -> None:
         if self.warnings.alarm is None:
@@ -230,14 +235,14 @@ class Coordinator:
     def _prepare(self, decision: Decision) -> None:
         order = {name: position for position, name in enumerate(self.fleet.nodes)}
         try:
-            placement = self._place(sorted(decision.nodes, key=order.__getitem__))
+            placement = self._placing.place(sorted(decision.nodes, key=order.__getitem__))
         except ConfigError as error:
             can = self.config.requeue and self.spec.can_requeue
             lost = bool(self.fleet.lost() or self.scene.drains.drained)
             self._leave(decide_misfit(str(error), self._fault[0] if self._fault else None, lost=lost, can_requeue=can))
             return
         self._out.attempt += 1
-        self.scene.attempt = self._attempt(placement)
+        self.scene.attempt = self._placing.attempt(placement)
         self.scene.attempt.preparing = True
         self.fleet.hold(placement.nodes, self.number)
         self._enter(State.PREPARING)
@@ -245,20 +250,6 @@ class Coordinator:
         self._out.record("attempt_started", nodes=list(placement.nodes), world=placement.world, plan=placement.plan)
         self._out.put(i.WriteAttempt(self.number))
         self._out.send(self.fleet.nodes[placement.nodes[0]].conn, m.Store(self.number))
-
-    def _place(self, names: list[str]) -> Placement:
-        """The layout on these nodes.  Raises :class:`ConfigError` when there is none."""
-        last = self.scene.attempt
-        suspects = self.history.suspects
-        nodes = look_at(names, self.config, gpus=self.spec.gpus, gpu_request=self.spec.gpu_request, suspects=suspects)
-        return place(nodes, self.config, previous=self.history.mesh, before=last.nodes if last is not None else ())
-
-    def _fits(self, names: list[str]) -> bool:
-        try:
-            self._place(names)
-        except ConfigError:
-            return False
-        return True
 
     def _launch(self) -> None:
         attempt = self._current()
@@ -287,32 +278,21 @@ class Coordinator:
 
     def _end_ranks(self, after: After) -> None:
         """Have the ranks save and end by themselves."""
-        self._after, self._ordered = after, None
+        self._after = after
+        self._orders.forget_stop()
         self._enter(State.ENDING)
 
     def _order_stop(self) -> None:
         """Tell the ranks to stop, and again when there is more or less time for it than they were told."""
-        cause = str(self.warnings.cause) if self._after is After.WARNED else self._after.value
-        order = (self.warnings.until if self._after is After.WARNED else None, cause)
-        if order != self._ordered:
-            self._ordered = order
-            self._order(m.Order(self.number, stop=True, save=self._saves, deadline=order[0], cause=cause))
-
-    def _order(self, order: m.Order) -> None:
-        for name in self._current().nodes:
-            self._out.send(self.fleet.nodes[name].conn, order)
+        warned = self._after is After.WARNED
+        cause = str(self.warnings.cause) if warned else self._after.value
+        self._orders.stop(self._current(), deadline=self.warnings.until if warned else None, cause=cause)
 
     def _stop_ranks(self, after: After, *, look: str = "") -> None:
         self._after = after
         self._current().killing = True
         self._enter(State.STOPPING)
-        self._kill(look)
-
-    def _kill(self, look: str = "") -> None:
-        self._killed_at = self._out.now
-        for node in self.fleet.nodes.values():
-            if node.holds:
-                self._out.send(node.conn, m.Kill(self.number, look=look))
+        self._orders.kill(look)
 
     def _stopped(self) -> None:
         """Nothing of the attempt is alive any more."""
@@ -347,63 +327,19 @@ class Coordinator:
 
     def _grow_when_possible(self) -> None:
         """A checkpoint has just been committed: the cheapest moment to take nodes in that are there again."""
-        suspects = self.history.suspects
-        extra = reinforcements(self._current(), self.fleet, self.scene.drains, self.config, self._out.now, suspects)
-        if extra:
-            reason = f"{', '.join(extra)} can be used again, and a checkpoint has just been committed"
-            self._out.record("decided", action="grow", reason=reason)
+        if self._moving.grows(self._current()):
             self._end_ranks(After.GROW)
 
     def _leaves_a_drained_node(self) -> bool:
         """Somebody drained a node under the attempt: save, and go on without it where there is somewhere to go."""
-        attempt, config = self._current(), self.config
-        if attempt.reached is None:  # who reports no step can save none, and would lose all of it by leaving
-            return False
-        ready, can = self.fleet.ready(self._out.now, need_warm=config.warm), config.requeue and self.spec.can_requeue
-        move = self.scene.drains.move(attempt.nodes, ready, fewest=config.nodes[0], fits=self._fits, can_requeue=can)
-        if move is None:
-            return False
+        move = self._moving.away(self._current())
         if isinstance(move, str):
-            self._out.record("decided", action="stay", reason=move, cause=str(Cause.NODE_DRAINED))
             self._save("node_drained")
-            return False
-        self._out.record("warning_received", signal="drain", source="slurm")
-        self._out.record("warning_explained", cause=str(Cause.NODE_DRAINED), detail=move.reason)
-        self._out.record("decided", action="move", reason=move.reason, cause=str(Cause.NODE_DRAINED))
-        self._fault = (Cause.NODE_DRAINED, move.reason)
-        self._end_ranks(After.MOVE)
-        return True
-
-    def _adopt(self) -> None:
-        """What a dead supervisor had running may still run: its agents decide that when they dial again."""
-        self.scene.attempt = self._open_attempt()
-        if self.scene.attempt is not None:
-            self._enter(State.ADOPTING)
-
-    def _open_attempt(self) -> Attempt | None:
-        """The attempt that was running when the supervisor before us died; None when there was none."""
-        started = self.history.open_attempt
-        if started and int(started["attempt"]) == self.number and set(started["nodes"]) <= set(self.fleet.nodes):
-            return self._attempt(Placement.of_plan(dict(started["plan"])))
-        return None
-
-    def _take_over(self, takeover: Takeover) -> None:
-        """The supervisor is lost with its node.  The agents that are left have stopped their ranks, or are about to."""
-        present, node = self.history.present, takeover.node
-        lost = [name for name in self.fleet.nodes if name not in present or name == node]
-        self._out.record(
-            "supervisor_took_over", node=node, silent_s=round(takeover.silent_s, 1), nodes=list(self.fleet.nodes), lost=lost
-        )
-        since = self._out.wall - takeover.silent_s
-        self.scene.begin_without(lost, present=frozenset(present), silent_s=takeover.silent_s)
-        started = self._open_attempt()
-        if started is not None:
-            self.scene.attempt = started
-            why = f"nothing was heard from {node}, which the supervisor was on, for {takeover.silent_s:.1f} s"
-            started.lost(node, since=since, why=why)
-            if not started.evidence.seen:
-                started.evidence.add(Cause.UNKNOWN, t=since, node="", detail=f"{why}, so the agents stopped their ranks")
-            self._incident()
+        elif move is not None:
+            self._fault = (Cause.NODE_DRAINED, move.reason)
+            self._end_ranks(After.MOVE)
+            return True
+        return False
 
     def _leave(self, decision: Decision) -> None:
         step = self.scene.attempt.reached if self.scene.attempt is not None else None
@@ -431,15 +367,7 @@ class Coordinator:
 
     def _save(self, cause: str) -> None:
         """Have the ranks save and go on."""
-        self._saves += 1
-        if self.state is State.RUNNING:
-            self._order(m.Order(self.number, stop=False, save=self._saves, deadline=None, cause=cause))
-
-    def _attempt(self, placement: Placement) -> Attempt:
-        """The attempt with the current number, which knows how long earlier ones of its size were silent at most."""
-        world = len(placement.node_of())
-        limits = Limits(self.config.limits, self.history.silences.get(world, {}))
-        return Attempt(self.number, placement, now=self._out.now, limits=limits)
+        self._orders.save(self._current() if self.state is State.RUNNING else None, cause=cause)
 
     def _current(self) -> Attempt:
         assert self.scene.attempt is not None
