@@ -40,7 +40,7 @@ def not_a_number(it: Forgery) -> None:
 
 
 def flipped_bit(it: Forgery) -> None:
-    it.tensors[next(key for key in it.tensors if key.endswith("attention.qkv.weight"))].view(torch.int32)[3, 4] ^= 1
+    it.tensors[next(key for key in it.tensors if key.endswith("qkv.weight"))].view(torch.int32)[3, 4] ^= 1
 
 
 def zeroed_moment(it: Forgery) -> None:
@@ -53,7 +53,7 @@ PAIRS = [
         [(wrong_learning_rate, True, "learning rate of optimizer"), (not_a_number, True, "not finite")], id="rate-and-nan"
     ),
     pytest.param(
-        [(flipped_bit, False, "attention.qkv.weight"), (zeroed_moment, False, "exp_avg_sq")],
+        [(flipped_bit, False, "qkv.weight"), (zeroed_moment, False, "exp_avg_sq")],
         id="bit-and-moment",
         marks=pytest.mark.long,
     ),
