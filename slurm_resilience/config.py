@@ -118,7 +118,10 @@ class LimitsConfig(_Section):
     handshake_s: float = Field(default=120.0, gt=0, description="longest wait for agents at the start of an allocation")
     stop_grace_s: float = Field(default=60.0, gt=0, description="longest wait for ranks to save and end on a warning")
     takeover_s: float = Field(
-        default=4.5, ge=0, description="a supervisor that shows no sign is replaced by an agent of a surviving node; 0: never"
+        default=4.5,
+        ge=0,
+        description="a supervisor that shows no sign is replaced by an agent of a surviving node; 0: never; default: "
+        "node_silence_s + 0.5",
     )
     orphan_s: float = Field(default=60.0, gt=0, description="an agent without any supervisor ends itself")
     init_s: float = Field(
@@ -141,6 +144,15 @@ class LimitsConfig(_Section):
     kill_quiet: bool = Field(
         default=True, description="when all ranks of an attempt are quiet, that is a hang; else an event only"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _follows(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and "takeover_s" not in values:
+            silence = values.get("node_silence_s", cls.model_fields["node_silence_s"].default)
+            if isinstance(silence, int | float):
+                return {**values, "takeover_s": silence + 0.5}
+        return values
 
     @model_validator(mode="after")
     def _ordered(self) -> LimitsConfig:

@@ -133,11 +133,13 @@ def start(function: "Callable[[], str]", what: str, pipes: int = 1) -> Running:
 
 
 def bound_memory() -> None:
-    """No more than a gigabyte for this process, whatever it reads: running out of it is an error here, not the node's end."""
+    """A gigabyte more than it has now for this process, whatever it reads: what it lacks is its error, not the node's end."""
     import resource
 
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    most = MOST_MEMORY if hard == resource.RLIM_INFINITY else min(MOST_MEMORY, hard)
+    with open("/proc/self/statm", encoding="ascii") as file:
+        most = int(file.read().split()[0]) * resource.getpagesize() + MOST_MEMORY
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
     resource.setrlimit(resource.RLIMIT_AS, (most, hard))
 
 

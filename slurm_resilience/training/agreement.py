@@ -38,7 +38,7 @@ class Wish:
         code = 0
         if self.stop:
             code = 1 + _CAUSES.index(self.cause if self.cause in _CAUSES else str(Cause.UNKNOWN))
-        return [code, self.save, int(self.timed), _NEVER if self.deadline is None else -int(self.deadline * 1000)]
+        return [code, self.save, int(self.timed), _NEVER if self.deadline is None else -round(self.deadline * 1000)]
 
     @classmethod
     def _of(cls, numbers: list[int]) -> Wish:

@@ -105,5 +105,5 @@ class Nemesis:
             return bool(candidates)
 
         # a relaunch may be under way: then the target is there in a moment
-        wait_for(f"a living {fault.kind}, on the batch host: {fault.on_batch_host}", find, 30)
+        wait_for(f"a living {fault.kind}, on the batch host: {fault.on_batch_host}", find, 120)
         return candidates[fault.choice % len(candidates)]

@@ -122,7 +122,7 @@ EXPECTED = {
     "loader_death": Expected("rank_crash", ("DataLoader worker", "exited unexpectedly"), "RuntimeError"),
 }
 # Cheap enough for every run of the tests; a hang costs its limit.
-SHORT = ("exception", "segfault", "endless_loop")
+SHORT = ("exception",)
 
 
 def check(kind: str, run_dir: Path, watch: Watch) -> None:

@@ -127,3 +127,12 @@ def test_a_value_cannot_be_used_as_a_section(tmp_path: Path) -> None:
     file.write_text("checkpoint: 5\n")
     with pytest.raises(ConfigError, match="'checkpoint' is not a section"):
         ResilienceConfig.load(file, {"checkpoint.every_steps": 3})
+
+
+def test_who_raises_the_silence_of_a_node_need_not_raise_that_of_the_supervisor_too() -> None:
+    config = ResilienceConfig.build({"limits": {"node_silence_s": 600.0}})
+    assert config.limits.takeover_s == 600.5
+    assert ResilienceConfig.build({}).limits.takeover_s == 4.5
+    assert ResilienceConfig.build({"limits": {"takeover_s": 0}}).limits.takeover_s == 0
+    with pytest.raises(ConfigError, match="takeover_s"):
+        ResilienceConfig.build({"limits": {"node_silence_s": 600.0, "takeover_s": 4.5}})

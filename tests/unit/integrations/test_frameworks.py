@@ -13,8 +13,8 @@ BATCH = ("--global-batch", "32", "--set", "micro_batch=8")
 # name, options, whether the last bits may differ (the framework's own word on what it repeats)
 FRAMEWORKS = [
     pytest.param("accelerate", (), id="accelerate"),
-    pytest.param("lightning", BATCH, id="lightning"),
-    pytest.param("transformers", (), id="transformers"),
+    pytest.param("lightning", BATCH, id="lightning", marks=pytest.mark.long),
+    pytest.param("transformers", (), id="transformers", marks=pytest.mark.long),
 ]
 
 
