@@ -53,7 +53,8 @@ PROGRAMS: dict[str, tuple[dict[str, str], list[str]]] = {
     ),
     "exception-in-module": ({"pkg/__init__.py": "", "pkg/bad.py": "1/0"}, ["-m", "pkg.bad"]),
     "hook": ({"prog.py": "import sys\nsys.excepthook = lambda t, v, b: print('hook', t, v, b.tb_lineno)\n1/0"}, ["prog.py"]),
-    "segfault": ({"prog.py": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"}, ["prog.py"]),
+    # A SIGSEGV is told with a Python stack in addition: see slurm_resilience/runtime/rank_process.py.
+    "killed": ({"prog.py": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"}, ["prog.py"]),
     "interrupt": ({"prog.py": "import os, signal; os.kill(os.getpid(), signal.SIGINT)"}, ["prog.py"]),
     "at-exit": (
         {"prog.py": "import atexit, threading, time, sys\natexit.register(print, 'at exit')\n"
