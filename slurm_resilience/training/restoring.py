@@ -64,6 +64,9 @@ class Restorer:
             room = registry.template(saved, layout)
             for key in layout.under("probe/"):
                 room[key] = torch.zeros(layout.shape(key), dtype=layout.dtype(key))
+            # Other data or another batch is the user's mistake: found before the entry is marked, it costs the entry nothing.
+            for name, batches in self.batches.items():
+                place(batches, name, entry.step, saved["data"])
             return saved, room
 
         saved, room = team.agree("comparing the checkpoint with the model", prepare)

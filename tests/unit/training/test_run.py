@@ -332,8 +332,11 @@ def test_another_model_is_an_error_and_its_checkpoint_stays_good(begin: Callable
 
 
 def test_other_data_or_another_batch_is_an_error(begin: Callable[..., Run]) -> None:
+    folders = set()
+
     def with_batches(total: int, **options: Any) -> None:
         run = begin()
+        folders.add(run.folder)
         parts = small(run)
         batches = run.batches(101, options.pop("global_batch", 10), 5, **options)
         run.resume()
@@ -346,6 +349,10 @@ def test_other_data_or_another_batch_is_an_error(begin: Callable[..., Run]) -> N
         with_batches(5, dataset="two")
     with pytest.raises(ConfigError, match="a global batch of 10, not 12"):
         with_batches(5, dataset="one", global_batch=12)
+    (folder,) = folders
+    newest = CheckpointStore.open(folder / "checkpoints").latest()
+    assert newest is not None
+    assert newest.attempts == 0, "the mistake leaves no mark on the checkpoint, or the next start would prefer an older one"
     with_batches(5, dataset="one")
 
 
