@@ -131,6 +131,7 @@ class BackgroundSaver:
         self._has_room: bool | None = None
         self.stall_s = 0.0
         self.cost_s: float | None = None
+        self._pid = os.getpid()
         atexit.register(self._at_exit)
 
     @property
@@ -271,7 +272,9 @@ class BackgroundSaver:
         return landed.entry
 
     def _at_exit(self) -> None:
-        """The interpreter ends: nothing is dropped in silence."""
+        """The interpreter ends: nothing is dropped in silence.  A child that was forked meanwhile has no part in the save."""
+        if os.getpid() != self._pid:
+            return
         try:
             self.wait()
         except BaseException as error:  # noqa: BLE001 - whatever it is, it must not be lost now
