@@ -121,6 +121,7 @@ def test_power_off_costs_seconds_and_no_requeue(sandbox: Sandbox, shared: Path) 
     assert check(history, total_steps=total, keep_last=KEEP_LAST) == []
 
 
+@pytest.mark.long  # Slurm gives the job back only two minutes after the run has ended
 @pytest.mark.timeout(900)
 def test_the_batch_host_dies_and_the_run_goes_on_and_ends_its_job_by_itself(sandbox: Sandbox, shared: Path) -> None:
     """Nobody is left to restart a supervisor: an agent takes its place.  In the end it has Slurm end the job, with its code.
