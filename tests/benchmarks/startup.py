@@ -1,8 +1,8 @@
 """What it costs to start: importing the package, `slurm-resilience --help`, and `status` of a run with a long history.
 
 Each figure is the median wall time of whole processes, `python_s` that of an interpreter that does nothing (the floor); they
-take turns, so that all of them meet the same neighbours.  `cpu` has the processor's time of the same processes (user and system),
-which a busy machine stretches far less: on an idle machine the wall time is about that.
+take turns, so that all of them meet the same neighbours.  `cpu` has their time on a processor (user and system),
+which a busy machine stretches far less: on an idle one the wall time is about that.
 """
 
 from __future__ import annotations
@@ -41,9 +41,8 @@ def long_run(folder: Path) -> None:
         writer.write("fault_detected", cause="node_lost", node="n4", detail="silent")
         writer.write("attempt_stopped", cause="node_lost", node="n4", fault=True, detail="silent")
     writer.close()
-    (folder / "run.json").write_text(
-        '{"v": 1, "run_id": "bench", "argv": ["python"], "config": {"budgets": {"node_lost": 10}}}'
-    )
+    run = {"v": 1, "run_id": "bench", "argv": ["python"], "config": {"budgets": {"node_lost": 10}}}
+    (folder / "run.json").write_text(json.dumps(run))
 
 
 def spent(argv: list[str]) -> tuple[float, float]:
