@@ -5,11 +5,16 @@ Nobody else in the package takes a node list apart: brackets, padding and nested
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
 from slurm_resilience.errors import SlurmError
 
 _NONE = frozenset({"", "(null)", "None", "None assigned", "N/A"})
+# Far more than any cluster has, and still read in a second.
+_MOST_NODES = 1 << 20
+_BRACKETS = re.compile(r"\[([^\]]*)\]")
+_RANGE = re.compile(r"(\d+)-(\d+)")
 
 
 def expand(text: str) -> tuple[str, ...]:
@@ -38,11 +43,24 @@ def _node_set(text: str) -> Iterable[object]:
 
     if any(mark in text for mark in "@*?!&^~ \t\n"):  # ClusterShell's groups and operators mean nothing to Slurm
         raise SlurmError(f"{text!r} is not a node list", evidence="it holds a character that no node name has")
+    if _most_in(text) > _MOST_NODES:
+        raise SlurmError(
+            f"{text[:200]!r} is not a node list of any cluster", evidence=f"it names more than {_MOST_NODES:,} nodes"
+        )
     try:
         nodes: Iterable[object] = NodeSet(text, resolver=RESOLVER_NOGROUP)
     except NodeSetParseError as error:
         raise SlurmError(f"{text!r} is not a node list", evidence=str(error)) from error
     return nodes
+
+
+def _most_in(text: str) -> float:
+    """How many nodes the piece could name, told without naming them: brackets multiply."""
+    most = 1.0
+    for inside in _BRACKETS.findall(text):
+        spans = (float(last) - float(first) + 1 for first, last in _RANGE.findall(inside))
+        most *= max(1.0, inside.count(",") + sum(max(0.0, span) for span in spans))
+    return most
 
 
 def _pieces(text: str) -> list[str]:
