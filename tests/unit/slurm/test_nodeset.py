@@ -29,7 +29,9 @@ def test_expands_what_slurm_writes(text: str, names: tuple[str, ...]) -> None:
     assert expand(text) == names
 
 
-@pytest.mark.parametrize("text", ["n[1", "n1]", "n[1-", "@all", "n1 n2", "n*", "n[3-1]", "n[1-99999999999]", "r[1-2000]c[1-2000]"])
+@pytest.mark.parametrize(
+    "text", ["n[1", "n1]", "n[1-", "@all", "n1 n2", "n*", "n[3-1]", "n[1-99999999999]", "r[1-2000]c[1-2000]"]
+)
 def test_refuses_what_is_no_node_list(text: str) -> None:
     with pytest.raises(SlurmError, match="is not a node list"):
         expand(text)
