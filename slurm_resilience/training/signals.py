@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
@@ -22,9 +23,11 @@ class SignalFlags:
         self._pid = os.getpid()
         self._seen: set[int] = set()
         self._before: dict[signal.Signals, Any] = {}
+        self._unprotect: Callable[[], None] | None = None
 
     def install(self) -> bool:
-        """Take the handlers over.  False outside the main thread, where Python allows no handlers."""
+        """Take the handlers over, and protect loaders' workers.  False outside the main thread: Python allows no handlers."""
+        self._unprotect = protect_forked_workers()
         if threading.current_thread() is not threading.main_thread():
             return False
         for number in WATCHED:
@@ -33,6 +36,9 @@ class SignalFlags:
 
     def restore(self) -> None:
         """Put back the handlers that were there before; what somebody installed since then stays."""
+        if self._unprotect is not None:
+            self._unprotect()
+            self._unprotect = None
         for number, handler in self._before.items():
             if signal.getsignal(number) == self._note and handler is not None:
                 signal.signal(number, handler)
@@ -58,3 +64,31 @@ def protect_worker(worker_id: int = 0) -> None:
     """
     for number in WATCHED:
         signal.signal(number, signal.SIG_IGN)
+
+
+def protect_forked_workers() -> Callable[[], None] | None:
+    """From now on every worker that a DataLoader forks in this process is protected, whoever made the loader; how to undo it.
+
+    torch gives each worker its own handler of SIGTERM, by a function that it looks up in a module; there is no public place
+    for it.  None where this torch has no such function: then :func:`protect_worker` has to be asked for.  A worker that is
+    spawned does not inherit it, either.  Source: torch/utils/data/_utils/worker.py, _worker_loop.
+    """
+    try:
+        from torch.utils.data._utils import signal_handling as torchs
+    except ImportError:
+        return None
+    name = "_set_worker_signal_handlers"
+    before = getattr(torchs, name, None)
+    if before is None:
+        return None
+
+    def set_and_ignore(*arguments: Any) -> None:
+        before(*arguments)
+        protect_worker()
+
+    def undo() -> None:
+        if getattr(torchs, name) is set_and_ignore:
+            setattr(torchs, name, before)
+
+    setattr(torchs, name, set_and_ignore)
+    return undo

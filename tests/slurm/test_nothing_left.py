@@ -27,13 +27,11 @@ while True:
 import pathlib, sys, torch
 from torch.utils.data import DataLoader
 from slurm_resilience import Run
-from slurm_resilience.training import protect_worker
 run = Run()
 model = torch.nn.Linear(1, 1)
 run.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 run.resume()
-samples = iter(DataLoader(torch.arange(1 << 22, dtype=torch.float32), batch_size=1, num_workers=8,
-                          worker_init_fn=protect_worker))
+samples = iter(DataLoader(torch.arange(1 << 22, dtype=torch.float32), batch_size=1, num_workers=8))
 for step in run.steps(1 << 20):
     next(samples)
     run.report(loss=0.0)

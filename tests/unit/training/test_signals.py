@@ -77,19 +77,39 @@ class _Slow(Dataset[torch.Tensor]):
         return torch.tensor([index, os.getpid()])
 
 
-@pytest.mark.parametrize("protected", [True, False])
-def test_a_loader_survives_the_signals_of_the_step_only_when_protected(protected: bool) -> None:
+@pytest.mark.parametrize("by", ["the run", "protect_worker", "nobody"])
+def test_a_loader_survives_the_signals_of_the_step_only_when_protected(by: str) -> None:
+    """KempnerForge#177.  A loader that the user made before there was a Run is protected, too."""
     loader = DataLoader(
-        _Slow(), batch_size=1, num_workers=2, prefetch_factor=1, worker_init_fn=protect_worker if protected else None,
-        multiprocessing_context="fork",
+        _Slow(), batch_size=1, num_workers=2, prefetch_factor=1, multiprocessing_context="fork",
+        worker_init_fn=protect_worker if by == "protect_worker" else None,
     )  # fmt: skip
-    rows = iter(loader)
-    first = next(rows)
-    second = next(rows)
-    for pid in {int(first[0, 1]), int(second[0, 1])}:
-        os.kill(pid, signal.SIGTERM)
-    if protected:
-        assert [int(row[0, 0]) for row in rows] == [2, 3, 4, 5, 6, 7]
-    else:
-        with pytest.raises(RuntimeError, match="worker"):
-            list(rows)
+    flags = SignalFlags()
+    if by == "the run":
+        assert flags.install()
+    try:
+        rows = iter(loader)
+        first = next(rows)
+        second = next(rows)
+        pids = {int(first[0, 1]), int(second[0, 1])}
+        for pid in pids:
+            for number in (signal.SIGTERM, *([signal.SIGUSR1, signal.SIGUSR2] if by != "nobody" else [])):
+                os.kill(pid, number)
+        if by != "nobody":
+            assert [int(row[0, 0]) for row in rows] == [2, 3, 4, 5, 6, 7]
+        else:
+            with pytest.raises(RuntimeError, match="worker"):
+                list(rows)
+    finally:
+        flags.restore()
+
+
+def test_what_torch_had_comes_back() -> None:
+    from torch.utils.data._utils import signal_handling
+
+    before = signal_handling._set_worker_signal_handlers
+    flags = SignalFlags()
+    flags.install()
+    assert signal_handling._set_worker_signal_handlers is not before
+    flags.restore()
+    assert signal_handling._set_worker_signal_handlers is before
