@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from slurm_resilience.runtime.requeue import Outcome, requeue
 from slurm_resilience.runtime.resubmit import resubmit
 from slurm_resilience.slurm.cause import ask_cause
 from slurm_resilience.slurm.client import SlurmClient
+from slurm_resilience.slurm.reservations import next_maintenance
 
 _ASK_PATIENCE_S = 3.0
 
@@ -65,12 +68,16 @@ class Errands(threading.Thread):
         return SlurmSaid(verdict)
 
     def _look(self, errand: LookAtNodes) -> NodesSeen:
-        """One cheap question; two more only when a node is drained."""
+        """Two cheap questions; two more only when a node is drained."""
         try:
             mine = self._client.nodes(errand.names)
             drained = {name: node.reason for name, node in mine.items() if node.drained}
+            maintenance = next_maintenance(
+                self._client.reservations(), errand.names, now=time.time(), own=os.environ.get("SLURM_JOB_RESERVATION", "")
+            )
+            at = maintenance.start_at if maintenance is not None else None
             if not mine or not drained:
-                return NodesSeen({}, known=bool(mine))
+                return NodesSeen({}, known=bool(mine), maintenance_at=at)
         except SlurmError:
             return NodesSeen({}, known=False)
         try:
@@ -78,8 +85,8 @@ class Errands(threading.Thread):
             others = [node for node in self._client.nodes().values() if node.name not in self._nodes and node.usable]
             room = sum(partition in node.fields.get("Partitions", "").split(",") for node in others)
         except SlurmError:
-            return NodesSeen(drained)
-        return NodesSeen(drained, room=room)
+            return NodesSeen(drained, maintenance_at=at)
+        return NodesSeen(drained, room=room, maintenance_at=at)
 
     def _requeue(self, errand: Requeue) -> RequeueEnded:
         outcome = requeue(

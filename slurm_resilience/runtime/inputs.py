@@ -71,12 +71,13 @@ class NodesSeen:
     """The answer to :class:`LookAtNodes`: name → reason of those that are drained.
 
     ``known``: Slurm has answered; ``room``: nodes outside of the allocation that are in service in the job's partition,
-    looked at only when one is drained, None when nobody knows.
+    looked at only when one is drained, None when nobody knows; ``maintenance_at``: when one begins on our nodes.
     """
 
     drained: dict[str, str]
     known: bool = True
     room: int | None = None
+    maintenance_at: float | None = None
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from slurm_resilience.slurm.mark import Marks
 from slurm_resilience.slurm.nodeset import fold
 from slurm_resilience.slurm.patient import Patient, Step
 from slurm_resilience.slurm.records import JobRecord
+from slurm_resilience.slurm.states import JobState
 
 # Causes after which a job that Slurm counts as over may be queued again.  Never CANCELLED, never UNKNOWN.
 _MAY_RETURN = frozenset({Cause.TIME_LIMIT, Cause.PREEMPTION, Cause.NODE_LOST})
@@ -243,7 +244,10 @@ class _Recipe:
         return False
 
     def _judge(self, record: JobRecord) -> tuple[Cause, str]:
-        return judge(record, self.restart_count, now=self.clock.time(), partition=self.slurm.partition(record))
+        # only there does PreemptMode tell a preemption from a cancel
+        asks = record.state is JobState.COMPLETING and record.preempt_at is not None
+        preemption = self.slurm.preemption(record) if asks else None
+        return judge(record, self.restart_count, now=self.clock.time(), preemption=preemption)
 
     def _give_up(self, action: Literal["refused", "failed"], reason: str) -> Outcome:
         """Leave the job as it was: not held by us, not marked."""

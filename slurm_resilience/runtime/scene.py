@@ -51,6 +51,7 @@ class Scene:
         self._live = LiveView(out)
         self.drains = DrainWatch(out, policy=config.on_drain, asks=spec.has_slurm)
         self.warnings = WarningDesk(out, spec, grace_s=limits.stop_grace_s)
+        self._leaves_for_maintenance = self.drains.moves and config.requeue and spec.can_requeue
         self.attempt: Attempt | None = None
         self.launching = self.judging = self.adopting = self.leaving = self.committed = False
         self.misfit = ""
@@ -209,6 +210,8 @@ class Scene:
     def _nodes_seen(self, it: i.NodesSeen) -> None:
         if not self.leaving:
             self.drains.said(it)
+            if self._leaves_for_maintenance:
+                self.warnings.maintenance_at = it.maintenance_at
 
     def _slurm_said(self, it: i.SlurmSaid) -> None:
         record = it.verdict.record

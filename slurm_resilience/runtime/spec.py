@@ -13,6 +13,7 @@ class RunSpec:
 
     ``settings``: the part of the configuration that ranks get.  ``restart``: Slurm's restart count.  ``gpus``: those of the
     job on each node, empty where it has none or nobody could tell; ``gpu_request``: what its environment says of them.
+    ``lead_s``: how long before the time limit the ranks are to save and end.
     """
 
     argv: tuple[str, ...]
@@ -26,6 +27,7 @@ class RunSpec:
     can_requeue: bool
     requeue_nodes: tuple[int, int] | None = None
     kill_wait_s: float = 30.0
+    lead_s: float = 0.0
     gpus: Mapping[str, int] = field(default_factory=dict)
     gpu_request: Mapping[str, str] = field(default_factory=dict)
 

@@ -10,11 +10,13 @@ from slurm_resilience.runtime.alarm import ASK_EVERY_S, Alarm, local_verdict
 from slurm_resilience.runtime.inputs import AskSlurm
 from slurm_resilience.runtime.outbox import Outbox
 from slurm_resilience.runtime.spec import RunSpec
-from slurm_resilience.slurm.cause import Verdict
+from slurm_resilience.slurm.cause import MAINTENANCE_LEAD_S, Verdict
 from slurm_resilience.slurm.states import JobState
 
 _WATCH_EVERY_S = 30.0
 _LAST_CALL_S = 5.0
+# An end that has come near is asked for this often until Slurm confirms it.
+_NEAR_EVERY_S = 5.0
 # From the last save to the last process: agents end, the recipe is run.
 _MARGIN_S = 4.0
 
@@ -30,6 +32,8 @@ class WarningDesk:
         self._answered = 0  # the last one that was
         self._needed = 0  # answers to earlier ones are not conclusive
         self._watched_at = outbox.now
+        self._ends_at: float | None = None
+        self.maintenance_at: float | None = None
 
     @property
     def must_end(self) -> bool:
@@ -71,8 +75,18 @@ class WarningDesk:
         """Ask again while the alarm is unexplained, and look now and then whether the job still runs."""
         now, alarm = self._outbox.now, self.alarm
         unexplained = alarm is not None and alarm.cause is Cause.UNKNOWN and now - alarm.asked_at >= ASK_EVERY_S
-        if unexplained or (self._spec.has_slurm and now - self._watched_at >= _WATCH_EVERY_S):
+        every = _NEAR_EVERY_S if alarm is None and self._near() else _WATCH_EVERY_S
+        if unexplained or (self._spec.has_slurm and now - self._watched_at >= every):
             self.ask()
+
+    def _near(self) -> bool:
+        """The end of the job is so near that the ranks should save, whether a signal came or not.
+
+        One that is for the batch shell alone (--signal=B:…) is heard by nobody else.  A maintenance sends none at all.
+        """
+        wall, ends_at, maintenance_at = self._outbox.wall, self._ends_at, self.maintenance_at
+        limit = self._spec.lead_s > 0 and ends_at is not None and ends_at - wall <= self._spec.lead_s
+        return limit or (maintenance_at is not None and maintenance_at - wall <= MAINTENANCE_LEAD_S)
 
     def ask(self) -> None:
         """Have Slurm asked, unless a question is still open."""
@@ -99,7 +113,9 @@ class WarningDesk:
         record = verdict.record
         if record is not None and self.alarm is None:
             over = record.state is JobState.COMPLETING or record.state.ended or record.state.waiting
-            if over or record.restarts > self._spec.restart:
+            self._ends_at = record.end_at
+            near = verdict.cause in (Cause.TIME_LIMIT, Cause.NODE_DRAINED) and self._near()
+            if over or near or record.restarts > self._spec.restart:
                 self.hear("none", self._outbox.wall, "slurm")
                 return
         if self.alarm is not None:

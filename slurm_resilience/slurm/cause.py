@@ -24,14 +24,18 @@ from slurm_resilience._clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import Cause, SlurmError
 from slurm_resilience.slurm.client import AccountingRecord, SlurmClient
 from slurm_resilience.slurm.failures import CommandTimeout, ControllerUnreachable, NoSuchJob
+from slurm_resilience.slurm.preemption import ask_preemption
 from slurm_resilience.slurm.records import JobRecord, NodeRecord
+from slurm_resilience.slurm.reservations import Reservation, next_maintenance
 from slurm_resilience.slurm.states import JobState
-from slurm_resilience.slurm.timeleft import Deadline, deadline, grace_s, kill_wait_s
+from slurm_resilience.slurm.timeleft import Deadline, before_maintenance, deadline, grace_s, kill_wait_s
 
 _T = TypeVar("_T")
 
 # A warning of --signal=…@lead may come this much early: the controller looks at time limits every 30 s or so.
 SIGNAL_GRAIN_S = 60.0
+# So long before a maintenance begins the ranks save and leave.
+MAINTENANCE_LEAD_S = 120.0
 
 _OF_STATE = {
     JobState.CANCELLED: Cause.CANCELLED,
@@ -107,17 +111,23 @@ def ask_cause(
         settings = _quietly(client.config, {})
     history: list[AccountingRecord] = []
     nodes: dict[str, NodeRecord] = {}
-    partition: dict[str, str] = {}
+    preemption: dict[str, str] = {}
     if record.restarts > restart_count or record.state.may_return:
         nodes = _quietly(lambda: client.nodes(my_nodes), {}) if my_nodes else {}
         history = _quietly(lambda: client.history(job_id), [])
     elif record.preempt_at is not None:
-        partition = _quietly(lambda: client.partition(record.partition), {})
+        preemption = _quietly(lambda: ask_preemption(client, record.partition, record.qos, settings), {})
     cause, detail = judge(
-        record, restart_count, now=clock.time(), lead_s=lead_s, history=history, nodes=nodes, partition=partition
+        record, restart_count, now=clock.time(), lead_s=lead_s, history=history, nodes=nodes, preemption=preemption
     )
-    grace = grace_s(partition) if partition else None
+    grace = grace_s(preemption) if preemption else None
     limit = deadline(record, heard_at=heard_at, kill_wait=kill_wait_s(settings), grace=grace)
+    if cause is Cause.UNKNOWN and record.state.running:
+        known: list[Reservation] = _quietly(client.reservations, [])
+        coming = next_maintenance(known, my_nodes, now=clock.time(), own=record.fields.get("Reservation", ""))
+        if coming is not None and coming.start_at - clock.time() <= MAINTENANCE_LEAD_S + SIGNAL_GRAIN_S:
+            cause, limit = Cause.NODE_DRAINED, before_maintenance(coming.start_at, coming.name, limit)
+            detail = f"the maintenance reservation {coming.name} begins {coming.start_at - clock.time():.0f} s from now"
     return Verdict(cause, record.requeued and record.restarts > restart_count, limit, detail, True, record)
 
 
@@ -129,7 +139,7 @@ def judge(
     lead_s: float = 0.0,
     history: Collection[AccountingRecord] = (),
     nodes: Mapping[str, NodeRecord] | None = None,
-    partition: Mapping[str, str] | None = None,
+    preemption: Mapping[str, str] | None = None,
 ) -> tuple[Cause, str]:
     """The cause that the record shows, and the sentence that says how we know."""
     seen = f"JobState={record.state} Reason={record.reason or 'None'} Restarts={record.restarts} (ours {restart_count})"
@@ -148,7 +158,7 @@ def judge(
     if record.state is JobState.COMPLETING:
         if record.reason == "TimeLimit":
             return Cause.TIME_LIMIT, seen
-        if record.preempt_at is not None and "CANCEL" in (partition or {}).get("PreemptMode", ""):
+        if record.preempt_at is not None and "CANCEL" in (preemption or {}).get("PreemptMode", ""):
             return Cause.PREEMPTION, f"{seen}, PreemptTime is set and PreemptMode is CANCEL: Slurm will not requeue it"
         return Cause.CANCELLED, f"{seen}: ended without a requeue"
     return Cause.UNKNOWN, seen

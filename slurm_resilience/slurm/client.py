@@ -17,6 +17,7 @@ from slurm_resilience.slurm.failures import NoSuchJob, NoSuchNode, classify
 from slurm_resilience.slurm.gpus import gpus_on_nodes
 from slurm_resilience.slurm.nodeset import fold
 from slurm_resilience.slurm.records import JobRecord, NodeRecord, parse_config, parse_fields, parse_sacct, parse_time
+from slurm_resilience.slurm.reservations import Reservation, parse_reservations
 from slurm_resilience.slurm.states import JobState, cancelled_by, parse_state
 
 _SACCT_COLUMNS = ["JobID", "JobIDRaw", "State", "ExitCode", "Submit", "Start", "End", "NodeList"]
@@ -81,6 +82,14 @@ class SlurmClient(Protocol):
 
     def partition(self, name: str) -> dict[str, str]:
         """The settings of a partition."""
+        ...
+
+    def qos(self, name: str) -> dict[str, str]:
+        """PreemptMode and GraceTime of a QOS, as accounting has them; empty for one that it does not know."""
+        ...
+
+    def reservations(self) -> list[Reservation]:
+        """All reservations, those to come included."""
         ...
 
     def gpus(self, job_id: str) -> dict[str, int]:
@@ -196,6 +205,15 @@ class CommandClient:
 
     def partition(self, name: str) -> dict[str, str]:
         return parse_fields(self._scontrol("-o", "show", "partition", name).out.strip())
+
+    def qos(self, name: str) -> dict[str, str]:
+        columns = ("Name", "PreemptMode", "GraceTime")
+        answer = self._run("sacctmgr", "-nP", "show", "qos", name, f"format={','.join(columns)}")
+        rows = [dict(zip(columns, line.split("|"), strict=False)) for line in answer.out.splitlines()]
+        return next((row for row in rows if row.get("Name") == name), {})
+
+    def reservations(self) -> list[Reservation]:
+        return parse_reservations(self._scontrol("-o", "show", "reservation").out)
 
     def gpus(self, job_id: str) -> dict[str, int]:
         return gpus_on_nodes(self._scontrol("-d", "-o", "show", "job", job_id).out)

@@ -11,6 +11,7 @@ from slurm_resilience._clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import SlurmError
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.slurm.failures import CommandTimeout, ControllerUnreachable
+from slurm_resilience.slurm.preemption import ask_preemption
 from slurm_resilience.slurm.records import JobRecord
 
 _T = TypeVar("_T")
@@ -75,3 +76,7 @@ class Patient:
     def partition(self, record: JobRecord) -> Mapping[str, str]:
         """The settings of the job's partition; empty where they are not to be had."""
         return self.attempt("show partition", lambda: self.client.partition(record.partition)) or {}
+
+    def preemption(self, record: JobRecord) -> Mapping[str, str]:
+        """What becomes of the job when it is preempted; empty where that is not to be had."""
+        return self.attempt("show partition", lambda: ask_preemption(self.client, record.partition, record.qos)) or {}

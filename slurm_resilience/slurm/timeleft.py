@@ -70,6 +70,13 @@ def deadline(
     return Deadline(end_at - margin_s, end_at + kill_wait, "time limit of the job")
 
 
+def before_maintenance(start_at: float, name: str, otherwise: Deadline, *, margin_s: float = 2.0) -> Deadline:
+    """Be gone when a maintenance begins; where it has begun there is as much time as ``otherwise``."""
+    if start_at <= otherwise.soft_at:
+        return otherwise
+    return Deadline(start_at - margin_s, start_at, f"beginning of the maintenance reservation {name}")
+
+
 def _seconds(text: str | None, default: float) -> float:
     word = (text or "").split()
     return float(word[0]) if word and word[0].isdigit() else default

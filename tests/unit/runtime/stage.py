@@ -117,6 +117,7 @@ class Stage:
         self.slurm_answers = True
         self.drained: dict[str, str] = {}
         self.room: int | None = 4
+        self.maintenance_at: float | None = None
         self.requeue_ok = True
         self.deaf_to_quit: set[str] = set()
         self._conns = 0
@@ -294,7 +295,7 @@ class Stage:
                         self._todo.append(i.SlurmSaid(self.verdict()))
                 case i.LookAtNodes():
                     if self.slurm_answers:
-                        self._todo.append(i.NodesSeen(dict(self.drained), room=self.room))
+                        self._todo.append(i.NodesSeen(dict(self.drained), room=self.room, maintenance_at=self.maintenance_at))
                 case i.Requeue():
                     self.requeues.append(output)
                     self._todo.append(i.RequeueEnded(self.requeue_ok, "as told"))

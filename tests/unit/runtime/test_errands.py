@@ -14,6 +14,7 @@ from slurm_resilience.runtime.inputs import AskSlurm, LookAtNodes, NodesSeen, Re
 from slurm_resilience.runtime.requeue import Outcome
 from slurm_resilience.slurm.failures import NoSuchJob
 from slurm_resilience.slurm.records import NodeRecord
+from slurm_resilience.slurm.reservations import Reservation, parse_reservations
 from tests.unit.runtime.stage import job_record
 
 LOST_AT = 1_800_000_000.0
@@ -25,6 +26,7 @@ class Slurm:
     def __init__(self, **nodes: str) -> None:
         self.known = {name: NodeRecord.parse(f"NodeName={name} {line}") for name, line in nodes.items()}
         self.away = False
+        self.reserved: list[Reservation] = []
 
     def job(self, job_id: str) -> Any:
         if self.away:
@@ -41,6 +43,9 @@ class Slurm:
 
     def partition(self, name: str) -> dict[str, str]:
         return {}
+
+    def reservations(self) -> list[Reservation]:
+        return self.reserved
 
     def history(self, job_id: str) -> list[Any]:
         return []
@@ -127,6 +132,18 @@ def test_a_look_at_the_nodes_tells_who_is_drained_and_how_many_others_there_are(
     made, answers = errands(Slurm(n1=f"State={state} Partitions=low{why}", **others))
     made.put(LookAtNodes(("n1",)))
     assert answers.get(timeout=20) == NodesSeen(drained, room=1 if drained else None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "nodes", "seen"), [("MAINT,IGNORE_JOBS", "n[1-2]", True), ("MAINT", "n2", False), ("IGNORE_JOBS", "n1", False)]
+)
+def test_a_look_at_the_nodes_tells_of_a_maintenance_on_them(flags: str, nodes: str, seen: bool) -> None:
+    slurm = Slurm(n1="State=ALLOCATED")
+    line = f"ReservationName=m StartTime=2030-01-01T00:00:00 EndTime=2030-01-02T00:00:00 Nodes={nodes} Flags={flags}"
+    slurm.reserved = parse_reservations(line)
+    made, answers = errands(slurm)
+    made.put(LookAtNodes(("n1",)))
+    assert answers.get(timeout=20).maintenance_at == (1893456000.0 if seen else None)
 
 
 def test_a_slurm_that_does_not_answer_knows_of_no_drain() -> None:

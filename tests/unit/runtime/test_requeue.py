@@ -23,6 +23,7 @@ from slurm_resilience.slurm.failures import (
 )
 from slurm_resilience.slurm.mark import Marks
 from slurm_resilience.slurm.records import JobRecord, NodeRecord
+from slurm_resilience.slurm.reservations import Reservation
 from slurm_resilience.slurm.states import JobState
 from tests.unit.slurm.recordings import job as recorded
 
@@ -67,6 +68,12 @@ class Controller:
     def nodes(self, names: Iterable[str] = ()) -> dict[str, NodeRecord]:
         self._called("nodes")
         return {name: NodeRecord.parse(f"NodeName={name} State=IDLE") for name in names if name.startswith("n")}
+
+    def qos(self, name: str) -> dict[str, str]:
+        raise AssertionError("nobody asked for that")
+
+    def reservations(self) -> list[Reservation]:
+        raise AssertionError("nobody asked for that")
 
     def partition(self, name: str) -> dict[str, str]:
         self._called("partition")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from slurm_resilience.errors import Cause, ExitCode
@@ -300,6 +302,41 @@ def test_an_end_that_nobody_signalled_is_seen_by_looking() -> None:
     stage.pass_(31)
     assert stage.last("warning_received")["signal"] == "none"
     assert stage.agents["n1"].orders[-1].stop
+
+
+def test_a_time_limit_that_nobody_signalled_is_met_in_time() -> None:
+    """accelerate#3400: a warning for the batch shell alone (--signal=B:…) reaches no agent, and no signal is waited for."""
+    stage = Stage(2, spec={"lead_s": 90.0}).running()
+    ends_at = stage.clock.wall + 200.0
+    end = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(ends_at))
+    stage.verdict = lambda: stage._verdict(Cause.TIME_LIMIT, left_s=ends_at - stage.clock.wall, EndTime=end)
+    stage.pass_(100)
+    assert stage.agents["n1"].orders == [], "there is time left"
+    stage.pass_(20)
+    assert stage.last("warning_received")["signal"] == "none"
+    assert stage.agents["n1"].orders[-1].stop
+    stage.finish_ranks(fact="stopped")
+    stage.pass_(1)
+    assert (stage.exit_code, stage.statuses[-1].cause) == (ExitCode.REQUEUED, "time_limit")
+
+
+@pytest.mark.parametrize("policy", ["checkpoint_and_move", "warn"])
+def test_a_maintenance_is_left_in_time(policy: str) -> None:
+    stage = Stage(2, on_drain=policy).running()
+    begins_at = stage.maintenance_at = stage.clock.wall + 300.0
+    stage.verdict = lambda: stage._verdict(
+        Cause.NODE_DRAINED if begins_at - stage.clock.wall < 180 else Cause.UNKNOWN, left_s=begins_at - stage.clock.wall
+    )
+    stage.pass_(170)
+    assert stage.agents["n1"].orders == [], "there is time left"
+    stage.pass_(20)
+    if policy == "warn":
+        assert stage.agents["n1"].orders == []
+        return
+    assert stage.agents["n1"].orders[-1].stop
+    stage.finish_ranks(fact="stopped")
+    stage.pass_(1)
+    assert (stage.exit_code, stage.statuses[-1].cause) == (ExitCode.REQUEUED, "node_drained")
 
 
 def test_requeue_that_fails_is_a_failure_with_its_reason() -> None:

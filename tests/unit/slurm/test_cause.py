@@ -51,8 +51,8 @@ def test_scancel_after_the_requeue_is_a_cancel() -> None:
 
 def test_preempted_for_good_where_the_mode_is_cancel() -> None:
     record = dataclasses.replace(job("job-cancelled-completing.txt"), preempt_at=1.0)
-    assert judge(record, 0, now=0.0, partition={"PreemptMode": "CANCEL"})[0] is Cause.PREEMPTION
-    assert judge(record, 0, now=0.0, partition={"PreemptMode": "REQUEUE"})[0] is Cause.CANCELLED
+    assert judge(record, 0, now=0.0, preemption={"PreemptMode": "CANCEL"})[0] is Cause.PREEMPTION
+    assert judge(record, 0, now=0.0, preemption={"PreemptMode": "REQUEUE"})[0] is Cause.CANCELLED
     assert judge(record, 0, now=0.0)[0] is Cause.CANCELLED
 
 

@@ -12,6 +12,7 @@ from slurm_resilience.slurm.client import QueueEntry
 from slurm_resilience.slurm.failures import ControllerUnreachable, NotPermitted
 from slurm_resilience.slurm.mark import Marks
 from slurm_resilience.slurm.records import JobRecord, NodeRecord
+from slurm_resilience.slurm.reservations import Reservation
 from slurm_resilience.slurm.states import JobState
 from slurm_resilience.slurm.waiting import MOST_FREED, Trouble, help_job, sweep, trouble
 from slurm_resilience.slurm.watch import Watch
@@ -55,6 +56,12 @@ class Controller:
 
     def pending(self, user: str) -> list[JobRecord]:
         return [self.record]
+
+    def qos(self, name: str) -> dict[str, str]:
+        raise AssertionError("nobody asked for that")
+
+    def reservations(self) -> list[Reservation]:
+        raise AssertionError("nobody asked for that")
 
     def partition(self, name: str) -> dict[str, str]:
         return {"Nodes": "n[1-4]"}
