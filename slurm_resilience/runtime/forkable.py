@@ -12,6 +12,9 @@ import os
 import sys
 import time
 
+# This package itself is nobody's work in progress, even where it was installed as an editable checkout.
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
 
 def is_library(path: str) -> bool:
     """Whether a file belongs to the standard library or to an installed package, not to the user."""
@@ -22,7 +25,7 @@ def is_library(path: str) -> bool:
 
 
 def is_installed(name: str) -> bool:
-    """Whether a module comes from the standard library or an installed package."""
+    """Whether a module comes from the standard library, an installed package, or this one."""
     top = name.partition(".")[0]
     if top in sys.stdlib_module_names:
         return True
@@ -30,7 +33,7 @@ def is_installed(name: str) -> bool:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError, AttributeError):
         return False
-    return spec is not None and spec.origin is not None and is_library(spec.origin)
+    return spec is not None and spec.origin is not None and (is_library(spec.origin) or spec.origin.startswith(_OURS))
 
 
 def why_not_fork() -> str:

@@ -19,7 +19,9 @@ from tests.unit.runtime.agent_stage import Peer, Stage
 
 SLOW = "import time; time.sleep({})\n"
 THREAD = "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
-SAY = "import sys; print(*[name for name in ('slow', 'thready', 'colorsys', 'wave', 'mine') if name in sys.modules])"
+OURS = "slurm_resilience.progress.page"
+NAMES = ("slow", "thready", "colorsys", "wave", "mine", OURS)
+SAY = f"import sys; print(*[name for name in {NAMES} if name in sys.modules])"
 
 
 def modules(folder: Path, **sources: str) -> str:
@@ -183,7 +185,7 @@ def test_the_next_launcher_has_what_the_last_ranks_imported(tmp_path: Path) -> N
         stage.launch(peer, 2, 2)
         stage.started(peer, 2)
         stage.until(lambda: stage.log(2))
-        assert stage.log(2).split() == ["colorsys", "wave"], "and not the user's own module, which may be edited"
+        assert stage.log(2).split() == ["colorsys", "wave", OURS], "and not the user's own module, which may be edited"
         learned = json.loads((stage.run_dir / "preload.json").read_text())["modules"]
         assert {"colorsys", "wave"} <= set(learned)
         assert not {"chunk", "cmd"} & set(learned), "what was only looked for"
