@@ -34,8 +34,7 @@ class Narrator:
     def lines(self, event: Mapping[str, Any]) -> list[str]:
         """The lines for one event, each with its time of day (UTC) in front."""
         recovered = self._incidents.apply(event)
-        teller = getattr(self, f"_{event['event']}", None)
-        told = [teller(event)] if teller is not None else []
+        told = [self._told(event)]
         if recovered is not None:
             told.append(recovery(recovered))
         told = [self._only_once(line) for line in told]
@@ -43,6 +42,15 @@ class Narrator:
             self._remember(event)
         stamp = time.strftime("%H:%M:%S", time.gmtime(event["t"]))
         return [f"{stamp}  {line}" for line in told if line]
+
+    def _told(self, event: Mapping[str, Any]) -> str:
+        """The event's own line; one of another release, which lacks what the line needs, is shown as it is."""
+        teller = getattr(self, f"_{event['event']}", None)
+        try:
+            return str(teller(event)) if teller is not None else ""
+        except (KeyError, TypeError, ValueError):
+            rest = {name: value for name, value in event.items() if name not in ("v", "seq", "t", "restart", "event")}
+            return f"{event['event']}: {rest}"
 
     def _only_once(self, line: str) -> str:
         """A long message that was told before is only referred to: five copies of it hide what is new."""
@@ -64,6 +72,10 @@ class Narrator:
         job = f"job {event['job_id']}" if event.get("job_id") else "this machine"
         again = f", restart {event['restart']}" if event.get("restart") else ""
         return f"{job}{again}: {_nodes(self._nodes)}"
+
+    def _allocation_lost(self, event: Mapping[str, Any]) -> str:
+        which = f" (job {event['job_id']}, restart {event.get('of_restart', 0)})" if "job_id" in event else ""
+        return f"the supervisor of the allocation before{which} left no word of its end: it died, or its node did"
 
     def _supervisor_restarted(self, event: Mapping[str, Any]) -> str:
         return "the supervisor was restarted; waiting for the agents to call"
@@ -204,6 +216,11 @@ class Narrator:
 
     def _rank_quiet(self, event: Mapping[str, Any]) -> str:
         return f"rank {event['rank']} on {event['node']} has shown no sign of life for {event['quiet_s']:.0f} s"
+
+    def _stop_not_heard(self, event: Mapping[str, Any]) -> str:
+        waited = f", for {event['waited_s']:.0f} s" if "waited_s" in event else ""
+        where = f"; rank {event.get('rank')} is in {event['section']!r}" if "section" in event else ""
+        return f"no rank has heard that it is to stop{waited}{where}: let the code in there ask run.should_stop()"
 
     def _stop_deadline_passed(self, event: Mapping[str, Any]) -> str:
         ended, world = event["ended"], event["world"]

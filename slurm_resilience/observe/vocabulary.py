@@ -20,6 +20,10 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
     # the run and its allocations
     "run_started": Meaning("The first supervisor of this run began.", ("run_id", "argv")),
     "allocation_started": Meaning("A supervisor began on a set of nodes.", ("nodes", "job_id")),
+    "allocation_lost": Meaning(
+        "The supervisor of the allocation before this one left no word of its end: it died with its node, or was killed.",
+        ("job_id", "of_restart", "last_word"),
+    ),
     "supervisor_restarted": Meaning("A supervisor took the place of one that died in the same allocation.", ("nodes",)),
     "supervisor_took_over": Meaning(
         "An agent's node supervises the run in place of a node from which nothing was heard.",
@@ -64,6 +68,11 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
         "No rank says how far it is: only exits, CPU, reading and writing are watched.", ("ranks", "quiet_limit_s")
     ),
     "rank_quiet": Meaning("A rank that never said a word shows no life from outside either.", ("node", "rank", "quiet_s")),
+    "stop_not_heard": Meaning(
+        "Ranks were asked to stop a while ago, and none has answered or come to the end of a step: nobody asks "
+        "run.should_stop() in there.",
+        ("waited_s", "rank", "section", "section_s"),
+    ),
     "stop_deadline_passed": Meaning("Ranks did not end in the time that they had.", ("ended", "saved", "world")),
     "attempt_stopped": Meaning(
         "Nothing of the attempt is alive on the nodes that can be reached.",

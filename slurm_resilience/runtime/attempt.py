@@ -112,6 +112,10 @@ class Attempt:
         """What each rank that lives was last seen doing, and when (monotonic)."""
         return self._progress
 
+    def as_looks(self) -> dict[int, hang.Look]:
+        """The same as the judge of hangs reads it, by rank."""
+        return {rank: _look(each) for rank, (each, _) in sorted(self._progress.items())}
+
     def hear(self, node: str, message: m.Message, *, now: float, wall: float) -> list[Note]:
         """Note a message that belongs to this attempt; what is to be written because of it."""
         match message:

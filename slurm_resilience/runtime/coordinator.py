@@ -94,6 +94,8 @@ class Coordinator:
                 self._enter(State.ADOPTING)
             self._out.record("supervisor_restarted", nodes=list(self.fleet.nodes))
         else:
+            if self.history.lost is not None:
+                self._out.record("allocation_lost", **self.history.lost)
             self._out.record("allocation_started", nodes=list(self.fleet.nodes), job_id=self.spec.job_id)
         self.scene.start_agents()
         return self._out.take()

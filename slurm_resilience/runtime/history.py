@@ -17,6 +17,8 @@ from slurm_resilience.runtime.suspects import speaks_of_node, suspects
 # can tell which: the checkpoint store believes it only so often.
 _FROM_OUTSIDE = frozenset({"node_lost", "node_drained", "launch_failed", "preemption", "time_limit", "cancelled", "unknown"})
 _EXCUSES_KEPT = 20
+# What a supervisor says when it ends by itself.
+_LAST_WORDS = frozenset({"requeue_done", "run_failed", "run_completed", "job_ended_for_batch_host"})
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class History:
     job_id: str = ""
     restart: int = -1
     failed: bool = False
+    _unended: bool = False
+    _last_t: float = 0.0
     open_attempt: Mapping[str, Any] | None = None
     mesh: Mapping[str, int] | None = None
     present: set[str] = field(default_factory=set)
@@ -71,10 +75,20 @@ class History:
         handler = getattr(self, f"_on_{event['event']}", None)
         if handler is not None:
             handler(event)
+        if event["event"] in _LAST_WORDS:
+            self._unended = False
+        self._last_t = max(self._last_t, float(event.get("t") or 0.0))
 
     def count(self, cause: str) -> int:
         """How often ``cause`` has ended an attempt since the last progress."""
         return Counter(fault.cause for fault in self.faults)[cause]
+
+    @property
+    def lost(self) -> dict[str, Any] | None:
+        """The last allocation, as long as its supervisor has not said how it ended."""
+        if not self._unended:
+            return None
+        return {"job_id": self.job_id, "of_restart": self.restart, "last_word": round(self._last_t, 3)}
 
     @property
     def suspects(self) -> dict[str, str]:
@@ -131,6 +145,7 @@ class History:
         self.present.clear()
         self.job_id = job_id
         self.restart = int(event.get("restart", 0))
+        self._unended = True
         self._abandon()
 
     def _on_agent_joined(self, event: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from slurm_resilience.observe.events import EventWriter, read_events
 from slurm_resilience.runtime.history import History
+from tests.unit.runtime.stage import Stage
 
 
 def replay(*events: tuple[str, dict[str, Any]]) -> History:
@@ -99,3 +100,15 @@ def test_an_attempt_that_something_outside_ended_is_excused() -> None:
     assert excused(started, ("attempt_started", {"plan": {}, "attempt": 2})) == [1]
     assert excused(started, ("allocation_started", {"job_id": "8"})) == [1]
     assert len(excused(*[fault("node_lost", attempt=number) for number in range(50)])) == 20
+
+
+def test_an_allocation_whose_supervisor_left_no_word() -> None:
+    history = History.replay([{"event": "allocation_started", "attempt": 0, "restart": 0, "job_id": "7", "t": 1.0}])
+    history.apply({"event": "checkpoint_committed", "attempt": 1, "restart": 0, "step": 5, "t": 9.0})
+    assert history.lost == {"job_id": "7", "of_restart": 0, "last_word": 9.0}
+    stage = Stage(2, history=history).begin()
+    assert stage.last("allocation_lost")["last_word"] == 9.0
+    for word in ("requeue_done", "run_failed", "run_completed", "job_ended_for_batch_host"):
+        again = History.replay([{"event": "allocation_started", "attempt": 0, "restart": 1, "job_id": "7", "t": 1.0}])
+        again.apply({"event": word, "attempt": 1, "restart": 1, "t": 2.0})
+        assert again.lost is None

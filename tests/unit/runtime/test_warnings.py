@@ -181,6 +181,31 @@ def test_stop_grace_bounds_how_long_ranks_may_save() -> None:
     assert stage.agents["n1"].orders[-1].deadline == pytest.approx(stage.clock.wall + 20.0)
 
 
+def test_a_loop_that_does_not_ask_is_told_of() -> None:
+    """spd#740: a flag that is polled only between steps, while an evaluation runs."""
+    stage = Stage(2).running()
+    stage.pass_(2)
+    stage.slurm_says(Cause.PREEMPTION, left_s=60.0)
+    stage.warn()
+    stage.pass_(7)
+    assert stage.count("stop_not_heard") == 0
+    stage.pass_(20)
+    assert stage.count("stop_not_heard") == 1
+    assert stage.last("stop_not_heard")["waited_s"] == pytest.approx(8.0, abs=0.3)
+    stage.finish_ranks(fact="stopped")
+    stage.pass_(1)
+    assert stage.exit_code == ExitCode.REQUEUED
+
+
+def test_ranks_that_save_are_not_told_of() -> None:
+    stage = Stage(2).running()
+    stage.slurm_says(Cause.PREEMPTION, left_s=60.0)
+    stage.warn()
+    stage.everywhere("stopped", step=10)
+    stage.pass_(20)
+    assert stage.count("stop_not_heard") == 0
+
+
 def test_a_second_term_means_now() -> None:
     stage = Stage(2).running()
     stage.slurm_says(Cause.PREEMPTION, left_s=40.0)
