@@ -14,7 +14,7 @@ from slurm_resilience.cli.plan_options import add_scenario, minutes, nodes_of, p
 from slurm_resilience.errors import ConfigError, ExitCode
 from slurm_resilience.observe.ledger import Ledger
 from slurm_resilience.plan import chart, ettr
-from slurm_resilience.plan.interval import best_s, young_s
+from slurm_resilience.plan.interval import LONGEST_S, best_s, young_s
 from slurm_resilience.plan.scenario import DAY_S, RATES, Scenario, parse_rate
 
 
@@ -47,8 +47,9 @@ def execute(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({**document, "days": args.days, "seed": args.seed, "shape": args.shape}))
         return ExitCode.OK
+    often = f"one every {span(scenario.mttf_s)}" if scenario.rate else "none, ever"
     print(
-        f"{scenario.nodes} nodes, {scenario.rate * 1000:g} failures per 1,000 node-days: one every {span(scenario.mttf_s)}; "
+        f"{scenario.nodes} nodes, {scenario.rate * 1000:g} failures per 1,000 node-days: {often}; "
         f"a save every {span(scenario.interval_s)}"
     )
     table(_rows(scenario, document, ledger))
@@ -78,13 +79,13 @@ def describe(scenario: Scenario, ledger: Ledger) -> dict[str, Any]:
 def _scenario(args: argparse.Namespace) -> Scenario:
     nodes, rate, interval = nodes_of(args), parse_rate(args.rate), args.interval_s
     if interval is None:
-        if not args.save_s or not rate:
+        if not args.save_s:
             raise ConfigError(
                 "There is no checkpoint interval",
-                evidence="Young's rule needs what a save costs, and failures",
-                remedy="give --interval-min, or --save-min and a --rate above 0",
+                evidence="Young's rule needs what a save costs",
+                remedy="give --interval-min, or --save-min",
             )
-        interval = young_s(args.save_s, DAY_S / (nodes * rate))
+        interval = young_s(args.save_s, DAY_S / (nodes * rate)) if rate else LONGEST_S
     return Scenario(nodes, rate, interval, args.save_s, args.restart_s, args.queue_s)
 
 

@@ -1,6 +1,7 @@
 """``plan interval``: the best time between two checkpoints, and what another choice would cost.
 
-The exact optimum depends on the cost of a save and on how often the job fails, not on restart or queue.
+The exact optimum depends on the cost of a save and on how often the job fails, not on restart or queue.  Where nothing ever
+fails there is none: then it is the longest interval that `checkpoint.auto_bounds_min` allows, an hour.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 from slurm_resilience.cli.plan_options import add_scenario, nodes_of, span, table, write_chart
 from slurm_resilience.errors import ExitCode
 from slurm_resilience.plan import chart, ettr
-from slurm_resilience.plan.interval import best_s, daly_s, young_s
+from slurm_resilience.plan.interval import LONGEST_S, best_s, daly_s, young_s
 from slurm_resilience.plan.scenario import DAY_S, Scenario, parse_rate
 
 _FACTORS = (0.125, 0.25, 0.5, 0.71, 1.0, 1.41, 2.0, 4.0, 8.0)
@@ -27,7 +28,7 @@ def execute(args: argparse.Namespace) -> int:
     """Print the recommendation."""
     nodes, rate = nodes_of(args), parse_rate(args.rate)
     mttf_s = DAY_S / (nodes * rate) if rate else float("inf")
-    best = best_s(args.save_s, mttf_s)
+    best = best_s(args.save_s, mttf_s) if rate else LONGEST_S
     scenario = Scenario(nodes, rate, best, args.save_s, args.restart_s, args.queue_s)
     curve = [(best * factor, ettr.exact(dataclasses.replace(scenario, interval_s=best * factor))) for factor in _FACTORS]
     if args.svg:
@@ -42,22 +43,25 @@ def execute(args: argparse.Namespace) -> int:
                 [("exact", points)],
             ),
         )
-    rules = {"exact": best, "young": young_s(args.save_s, mttf_s), "daly": daly_s(args.save_s, mttf_s)}
+    rules = {"exact": best}
+    if rate:
+        rules.update(young=young_s(args.save_s, mttf_s), daly=daly_s(args.save_s, mttf_s))
     if args.json:
         document = {
             "interval_min": best / 60,
-            **{f"{name}_min": seconds / 60 for name, seconds in rules.items()},
+            **{f"{name}_min": rules[name] / 60 if name in rules else None for name in ("exact", "young", "daly")},
             "ettr": ettr.estimate(scenario),
             "closed_form": ettr.first_order(scenario),
             "exact": ettr.exact(scenario),
             "nodes": nodes,
             "rate_per_node_day": rate,
-            "mttf_h": mttf_s / 3600,
+            "mttf_h": mttf_s / 3600 if rate else None,
             "curve": [[seconds / 60, value] for seconds, value in curve],
         }
         print(json.dumps(document))
         return ExitCode.OK
-    print(f"Save every {span(best)}: {nodes} nodes fail every {span(mttf_s)}, a save costs {span(args.save_s)}.")
+    seldom = f"{nodes} nodes fail every {span(mttf_s)}" if rate else "nothing ever fails, so that the longest allowed is best"
+    print(f"Save every {span(best)}: {seldom}, a save costs {span(args.save_s)}.")
     table(
         [
             (name, span(seconds), f"{ettr.exact(dataclasses.replace(scenario, interval_s=seconds)):.4f}")

@@ -54,6 +54,11 @@ def find(word: str, client: SlurmClient | None = None) -> tuple[Path, JobRecord 
     return folder, record
 
 
+def is_job(word: str) -> bool:
+    """It looks like the number of a job."""
+    return _JOB_ID.fullmatch(word) is not None
+
+
 def of_job(record: JobRecord) -> Path | None:
     """The run folder of a job, None for one that is not ours or has not begun."""
     script = Path(record.command)

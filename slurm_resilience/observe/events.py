@@ -7,17 +7,21 @@ requeues too, so order never depends on clocks of different nodes.
 
 from __future__ import annotations
 
+import heapq
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from slurm_resilience._clock import SYSTEM_CLOCK, Clock
+from slurm_resilience.errors import FormatError
 
 VERSION = 1
 FILE_NAME = "events.jsonl"
 _STEP_REPORT = b'"event": "step_reported"'
+# How far apart two lines may stand and still be put into order.  A supervisor that was replaced may write for a second more.
+_WINDOW = 512
 _RESERVED = frozenset({"v", "seq", "t", "restart", "attempt", "event"})
 
 
@@ -68,19 +72,31 @@ class EventWriter:
 
 
 def read_events(run_dir: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The facts of a run in the order of the file; torn or foreign lines are passed over.
+    """The facts of a run in the order of their sequence numbers; torn or foreign lines are passed over.
 
-    Memory is bounded by the longest line.  A run without an event file yields nothing.
+    Clocks do not count.  Memory is bounded by some hundred lines.  A run without an event file yields nothing.
+    Raises :class:`FormatError` for events of a newer release.
     """
     try:
         file = open(Path(run_dir) / FILE_NAME, "rb")
     except FileNotFoundError:
         return
     with file:
-        for raw in file:
-            fact = _parse(raw)
-            if fact is not None:
-                yield fact
+        yield from _in_order(filter(None, map(_parse, file)))
+
+
+def _in_order(facts: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """By sequence number, then attempt, as far as the window reaches; what has no number stays where it stands."""
+    waiting: list[tuple[int, int, int, dict[str, Any]]] = []
+    last = 0
+    for position, fact in enumerate(facts):
+        seq, attempt = fact.get("seq"), fact.get("attempt")
+        last = seq if isinstance(seq, int) else last
+        heapq.heappush(waiting, (last, attempt if isinstance(attempt, int) else 0, position, fact))
+        if len(waiting) > _WINDOW:
+            yield heapq.heappop(waiting)[3]
+    while waiting:
+        yield heapq.heappop(waiting)[3]
 
 
 def read_for_standing(run_dir: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
@@ -93,17 +109,25 @@ def read_for_standing(run_dir: str | os.PathLike[str]) -> Iterator[dict[str, Any
         file = open(Path(run_dir) / FILE_NAME, "rb")
     except FileNotFoundError:
         return
+    with file:
+        yield from _in_order(filter(None, map(_parse, _without_most_reports(file))))
+
+
+def _without_most_reports(lines: Iterable[bytes]) -> Iterator[bytes]:
     last: bytes | None = None
     follows = False
-    with file:
-        for raw in file:
-            if _STEP_REPORT in raw:
-                last, follows = (None, False) if follows else (raw, False)
-                chosen = [raw] if last is None else []
-            else:
-                chosen, last, follows = [*([last] if last else []), raw], None, True
-            yield from filter(None, map(_parse, chosen))
-        yield from filter(None, map(_parse, [last] if last else []))
+    for raw in lines:
+        if _STEP_REPORT in raw:
+            last, follows = (None, False) if follows else (raw, False)
+            if last is None:
+                yield raw
+        else:
+            if last is not None:
+                yield last
+            yield raw
+            last, follows = None, True
+    if last is not None:
+        yield last
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:
@@ -113,7 +137,18 @@ def _parse(raw: bytes) -> dict[str, Any] | None:
         fact = json.loads(raw)
     except ValueError:
         return None
-    return fact if isinstance(fact, dict) and isinstance(fact.get("event"), str) else None
+    if not isinstance(fact, dict) or not isinstance(fact.get("event"), str) or not isinstance(fact.get("t"), int | float):
+        return None
+    if isinstance(fact.get("v"), int) and fact["v"] > VERSION:
+        raise FormatError(
+            "These events were not written by this release",
+            evidence=f"their version is {fact['v']}; we read up to {VERSION}",
+            remedy="use the newer release of slurm-resilience",
+        )
+    for name in ("attempt", "restart"):
+        if not isinstance(fact.get(name), int):
+            fact[name] = 0
+    return fact
 
 
 def _last_seq(path: Path) -> int:

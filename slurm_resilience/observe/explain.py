@@ -75,15 +75,11 @@ class Explanation:
 
 
 def explain(run_dir: Path) -> list[Explanation]:
-    """All incidents of a run in order."""
-    return _with_evidence(run_dir, list(read_events(run_dir)))
-
-
-def _with_evidence(run_dir: Path, events: list[_Event]) -> list[Explanation]:
-    found = stories(events)
+    """All incidents of a run in order.  The events are read twice rather than kept: a long run has a gigabyte of them."""
+    found = stories(read_events(run_dir))
     raised: dict[int, list[_Event]] = {}
     failed: dict[int, list[Mapping[str, Any]]] = {}
-    for event in events:
+    for event in read_events(run_dir):
         if event["event"] == "checkpoint_failed":
             failed.setdefault(int(event["attempt"]), []).append({"step": event.get("step"), "error": event.get("error")})
         if event["event"] == "exception":

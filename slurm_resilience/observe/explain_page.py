@@ -17,12 +17,12 @@ _TRACE_LINES, _TAIL_LINES, _KERNEL_LINES, _RANKS = 12, 8, 5, 8
 _NAMES = {"first_step": "first step", "caught_up": "caught up"}
 
 
-def page(one: Explanation, *, number: int, of: int) -> str:
-    """The page."""
+def page(one: Explanation, *, number: int, of: int, columns: int = _WIDTH) -> str:
+    """The page, no wider than ``columns`` but for what it quotes."""
     lines = [_title(one, number, of), ""]
     for label, texts in _parts(one):
         for position, text in enumerate(texts):
-            lines += _wrapped(label if position == 0 else "", text)
+            lines += wrapped(label if position == 0 else "", text, columns)
     return "\n".join(lines)
 
 
@@ -155,11 +155,13 @@ def _where(rank: object, node: object) -> str:
     return " on ".join(part for part in (f"rank {rank}" if rank is not None else "", str(node or "")) if part)
 
 
-def _wrapped(label: str, text: str) -> list[str]:
+def wrapped(label: str, text: str, columns: int = _WIDTH) -> list[str]:
+    """A label, and beside it the text in lines of at most ``columns``, but for quoted ones."""
+    width = max(20, min(columns, _WIDTH) - _TAB)
     lines: list[str] = []
     for line in text.splitlines() or [""]:
         if line.startswith("| "):  # quoted: as it was
             lines.append(line)
         else:
-            lines += textwrap.wrap(line, _WIDTH - _TAB, break_long_words=False, break_on_hyphens=False) or [""]
+            lines += textwrap.wrap(line, width, break_long_words=columns < _WIDTH, break_on_hyphens=False) or [""]
     return [f"{(label if position == 0 else ''):<{_TAB}}{line}".rstrip() for position, line in enumerate(lines)]

@@ -173,14 +173,20 @@ class Narrator:
     def _checkpoint_failed(self, event: Mapping[str, Any]) -> str:
         return f"the checkpoint at step {event.get('step')} failed: {event.get('error')}; training goes on, older ones stand"
 
+    def _checkpoint_quarantined(self, event: Mapping[str, Any]) -> str:
+        return f"checkpoint {event.get('name')} is not used any more: {event.get('reason')}"
+
+    def _checkpoint_passed_over(self, event: Mapping[str, Any]) -> str:
+        return f"checkpoint {event.get('name')} was passed over: {event.get('reason')}"
+
     def _exception(self, event: Mapping[str, Any]) -> str:
         if event["attempt"] == self._told_exception_of:  # the others mostly say that they lost this one
             return ""
         self._told_exception_of = event["attempt"]
-        return f"rank {event.get('rank')} on {event.get('node')} raised {event.get('type')}: {event.get('message')}"
+        return f"{_who(event)} raised {event.get('type')}: {event.get('message')}"
 
     def _rank_exited_early(self, event: Mapping[str, Any]) -> str:
-        return f"rank {event['rank']} on {event['node']} left with code 0{_at(event)} while others go on"
+        return f"{_who(event)} left with code 0{_at(event)} while others go on"
 
     def _fault_detected(self, event: Mapping[str, Any]) -> str:
         return f"fault: {event['cause']}{_where(event)}: {event.get('detail', '')}"
@@ -201,12 +207,12 @@ class Narrator:
     def _straggler_found(self, event: Mapping[str, Any]) -> str:
         whole = ", as is its whole node" if event.get("whole_node") else ""
         return (
-            f"rank {event['rank']} on {event['node']} is slow: a step costs it {event['own_s']:.3g} s by itself, "
+            f"{_who(event)} is slow: a step costs it {event['own_s']:.3g} s by itself, "
             f"the others {event['others_s']:.3g} s{whole}"
         )
 
     def _straggler_recovered(self, event: Mapping[str, Any]) -> str:
-        return f"rank {event['rank']} on {event['node']} is as fast as the others again"
+        return f"{_who(event)} is as fast as the others again"
 
     def _watched_from_outside(self, event: Mapping[str, Any]) -> str:
         return (
@@ -215,7 +221,7 @@ class Narrator:
         )
 
     def _rank_quiet(self, event: Mapping[str, Any]) -> str:
-        return f"rank {event['rank']} on {event['node']} has shown no sign of life for {event['quiet_s']:.0f} s"
+        return f"{_who(event)} has shown no sign of life for {event['quiet_s']:.0f} s"
 
     def _stop_not_heard(self, event: Mapping[str, Any]) -> str:
         waited = f", for {event['waited_s']:.0f} s" if "waited_s" in event else ""
@@ -289,6 +295,11 @@ def _nodes(names: Sequence[str]) -> str:
 
 def _many(count: int | None, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _who(event: Mapping[str, Any]) -> str:
+    """A rank, and its node where somebody knows it: without an agent nobody does."""
+    return f"rank {event.get('rank')}" + (f" on {event['node']}" if event.get("node") else "")
 
 
 def _where(event: Mapping[str, Any]) -> str:

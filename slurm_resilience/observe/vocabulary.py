@@ -108,6 +108,10 @@ FROM_RANKS: dict[str, Meaning] = {
     "checkpoint_interval_chosen": Meaning("How often to save, as the run's own figures recommend.", ("interval_s", "reason")),
     "local_copy_failed": Meaning("A copy in a node's own memory could not be taken, or used.", ("step", "error")),
     "checkpoint_quarantined": Meaning("A checkpoint is not to be trusted; an older one is tried.", ("step", "name", "reason")),
+    "checkpoint_passed_over": Meaning(
+        "A newer checkpoint was left out at resume: it cannot be read, or attempts ended while they loaded it.",
+        ("step", "name", "reason"),
+    ),
     "first_steps_checked": Meaning(
         "The first steps after a resume were compared with what went before.", ("step", "checkpoint", "verdict", "reasons")
     ),

@@ -6,6 +6,9 @@ import math
 
 from slurm_resilience.errors import ConfigError
 
+# What a run takes when nothing ever fails: the upper bound of checkpoint.auto_bounds_min.
+LONGEST_S = 3600.0
+
 
 def young_s(save_s: float, mttf_s: float) -> float:
     """√(2·w·M).  Source: Young 1974."""

@@ -12,7 +12,7 @@ from slurm_resilience.observe.events import EventWriter, read_events
 
 
 def test_after_a_torn_line_the_next_fact_has_a_line_of_its_own(tmp_path: Path) -> None:
-    (tmp_path / "events.jsonl").write_bytes(b'{"v": 1, "seq": 3, "event": "a"}\n{"v": 1, "seq": 4, "ev')
+    (tmp_path / "events.jsonl").write_bytes(b'{"v": 1, "seq": 3, "t": 1.0, "event": "a"}\n{"v": 1, "seq": 4, "ev')
     writer = EventWriter(tmp_path, restart=0)
     writer.write("b")
     writer.write("c")

@@ -161,3 +161,10 @@ def test_a_cancel_says_who_had_saved_and_names_its_cause_once() -> None:
 
 def test_a_step_that_was_never_taken_is_not_named() -> None:
     assert lines({"event": "run_completed", "step": -1}) == ["run complete"]
+
+
+def test_an_event_that_lacks_what_its_line_needs_is_shown_as_it_is() -> None:
+    assert lines({"event": "agent_lost", "node": "n2"}) == ["agent_lost: {'attempt': 1, 'node': 'n2'}"]
+    assert lines({"event": "attempt_started", "nodes": ["n1"], "world": 1, "plan": {"global_batch": 8}})[0].startswith(
+        "attempt_started: "
+    )

@@ -109,7 +109,6 @@ def test_replay_of_a_run_gives_its_measured_ettr(give: str, capsys: pytest.Captu
         (["ettr", "--nodes", "4", "--interval-min", "-5"], 64, "not a number of minutes"),
         (["ettr", "--nodes", "4", "--interval-min", "5", "--rate", "bda"], 78, "did you mean 'bad'"),
         (["interval", "--nodes", "4"], 78, "a save costs nothing"),
-        (["interval", "--nodes", "4", "--rate", "0", "--save-min", "1"], 78, "nothing ever fails"),
         (["interval", "--nodes", "4", "--save-min", "1", "--svg", "/nowhere/x.svg"], 78, "Cannot write the chart"),
         (["replay", "/nowhere/trace.csv"], 78, "Cannot read the trace"),
         (["replay", "/tmp"], 78, "has no events.jsonl"),
