@@ -18,7 +18,7 @@ _MOST = 40
 
 @dataclass
 class Subject:
-    """A node or a checkpoint.  ``verdict`` is the answer in a sentence; ``said`` has what was told of it: time, attempt, text."""
+    """A node or a checkpoint.  ``verdict`` is the answer in a sentence; ``said`` has what was told: time, attempt, text."""
 
     kind: str
     name: str

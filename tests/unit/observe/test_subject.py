@@ -57,10 +57,8 @@ def test_a_node_of_an_earlier_allocation_and_one_that_nobody_names(run_dir: Path
     next_one = {"v": 1, "seq": 9999, "t": 1.9e9, "restart": 2, "attempt": 4, "event": "allocation_started", "nodes": ["m1"]}
     found = node([*with_next, next_one], "n3")
     assert found is not None
-    assert found.verdict == (
-        "It is not among the nodes of the last allocation: the run is on m1. The last reason told: its agent was given up: "
-        "silent for 4.1 s."
-    ) or found.verdict.startswith("It is not among the nodes of the last allocation: the run is on m1.")
+    assert found.verdict.startswith("It is not among the nodes of the last allocation: the run is on")
+    assert "m1" in found.verdict
     assert node(with_next, "n9") is None
 
 
