@@ -44,6 +44,9 @@ def refusal(record: JobRecord) -> str:
     """Why a job is not moved; "" when it can be.  Pure."""
     if record.fields.get("BatchFlag", "1") == "0":
         return "it is no batch job: Slurm requeues only those"
+    if record.fields.get("HetJobOffset", "0") != "0":
+        whole = record.fields.get("HetJobId", "")
+        return f"it is a component of the heterogeneous job {whole}: give {whole}, Slurm requeues all components together"
     if record.state is JobState.CANCELLED or (record.state is JobState.COMPLETING and not record.requeued):
         return "it was cancelled or is ending: it stays so; submit again with --run-dir to go on with its run"
     if record.state is JobState.COMPLETED:

@@ -56,6 +56,8 @@ def supervise(wish: Wish, *, show: Callable[[str], None]) -> int:
             evidence="SLURM_JOB_ID is not set",
             remedy="call it from a batch script, or use `slurm-resilience submit`; --local N plays N nodes on this machine",
         )
+    if here is not None:
+        refuse_components(here)
     check_command(wish.argv, wrapped=bool(wish.wrap))
     around = Surroundings.of(here) if here is not None else None
     folder = RunFolder(wish.run_dir or default_run_dir(here, started_at=around.started_at if around else None))
@@ -151,6 +153,16 @@ def default_run_dir(here: SlurmEnvironment | None, *, started_at: float | None =
     run = RunFolder(newest).run()
     old = run is not None and started_at is not None and here.restart_count == 0 and float(run["created"]) < started_at - 1.0
     return str(first.with_name(f"{first.name}-{number + 1}") if old else newest)
+
+
+def refuse_components(here: SlurmEnvironment) -> None:
+    """A heterogeneous job: its script runs on the first component, and sees the nodes of no other."""
+    if here.het_size > 1:
+        raise ConfigError(
+            f"Job {here.job_id} is heterogeneous, with {here.het_size} components, and a run uses the nodes of one job",
+            evidence=f"SLURM_HET_SIZE={here.het_size}; ranks would be started on {','.join(here.nodes)} alone",
+            remedy="ask for all nodes in one component; what needs other nodes (a data server, say) goes into a job of its own",
+        )
 
 
 def check_command(argv: Sequence[str], *, wrapped: bool) -> None:

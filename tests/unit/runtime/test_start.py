@@ -14,6 +14,7 @@ from slurm_resilience.cli import run as cli
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.runtime.address import SupervisorAddress
 from slurm_resilience.runtime.backend_slurm import SlurmBackend, srun_command
+from slurm_resilience.runtime.by_hand import refusal
 from slurm_resilience.runtime.run_folder import RunFolder
 from slurm_resilience.runtime.start import Wish, check_command, configure, default_run_dir, refuse_another_job, supervise
 from slurm_resilience.runtime.whereabouts import address_towards
@@ -221,3 +222,16 @@ def test_a_run_that_another_job_works_on_is_refused(tmp_path: Path, job_id: str,
     with pytest.raises(ConfigError, match="Job 7 works on") as caught:
         refuse_another_job(before, job_id, RunFolder(tmp_path), Controller(**fields))
     assert "scancel 7" in caught.value.remedy
+
+
+def test_a_heterogeneous_job_is_refused_before_anything_starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "SLURM_HET_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"heterogeneous, with 2 components.*n1 alone"):
+        supervise(Wish(argv=("true",), run_dir=str(tmp_path / "run")), show=print)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_component_of_a_heterogeneous_job_is_not_moved_alone() -> None:
+    assert refusal(job_record(HetJobId="7", HetJobOffset="0")) == ""
+    assert "give 7" in refusal(job_record(HetJobId="7", HetJobOffset="1"))
