@@ -187,6 +187,7 @@ def test_a_checkpoint_asked_for_inside_a_step_holds_the_state_after_it(begin: Ca
 def test_a_signal_stops_the_loop_after_a_save_whatever_the_user_catches(
     begin: Callable[..., Run], number: int, cause: str
 ) -> None:
+    """``except Exception: pass`` around a loop: the stop is no exception that it could swallow."""
     run = begin()
     parts = small(run)
     run.resume()
@@ -221,6 +222,7 @@ def test_usr1_saves_and_goes_on(begin: Callable[..., Run]) -> None:
 
 
 def test_should_stop_ends_the_step_that_asked(begin: Callable[..., Run]) -> None:
+    """spd#740: a long evaluation."""
     run = begin()
     parts = small(run)
     run.resume()

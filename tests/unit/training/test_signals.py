@@ -3,13 +3,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.training.signals import WATCHED, SignalFlags, protect_worker
 
 
@@ -113,3 +118,43 @@ def test_what_torch_had_comes_back() -> None:
     assert signal_handling._set_worker_signal_handlers is not before
     flags.restore()
     assert signal_handling._set_worker_signal_handlers is before
+
+
+# Saves and logs all the time, so that a signal can hardly come at another moment.
+SAVING = """
+import logging, sys, torch
+logging.basicConfig(level=logging.DEBUG)
+from slurm_resilience import Run
+run = Run(folder=sys.argv[1], checkpoint={"every_steps": 1})
+model = torch.nn.Linear(64, 64)
+run.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+run.resume()
+for step in run.steps(1_000_000):
+    logging.info("in step %d", step)
+    run.report(loss=1.0)
+    print("step", step, flush=True)
+print("end", run.outcome, run.step, flush=True)
+"""
+
+
+def test_signals_in_the_middle_of_saves_and_log_lines(tmp_path: Path) -> None:
+    """Lightning#21406: died in mid-save.  submitit#1714: "reentrant call" of a log line inside the handler."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SAVING, str(tmp_path / "run")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as training:
+        assert training.stdout is not None
+        assert training.stdout.readline().startswith("step"), training.stderr
+        for number in range(600):
+            training.send_signal(signal.SIGUSR1 if number % 2 else signal.SIGCONT)
+            time.sleep(0.001)
+        training.send_signal(signal.SIGTERM)
+        training.send_signal(signal.SIGUSR2)
+        out, err = training.communicate(timeout=120)
+    assert training.returncode == 0, err
+    assert "reentrant" not in err
+    assert "Traceback" not in err
+    end, outcome, step = out.splitlines()[-1].split()
+    assert (end, outcome) == ("end", "stopped")
+    entries = CheckpointStore.open(tmp_path / "run" / "checkpoints").entries()
+    assert max(entry.step for entry in entries) == int(step)
+    assert {str(entry.state) for entry in entries} <= {"committed", "verified"}

@@ -74,6 +74,7 @@ def test_new_ranks_do_not_copy_each_others_random_numbers(tmp_path: Path) -> Non
 
 
 def test_all_ranks_stop_after_the_same_step_though_one_is_slow_and_one_was_asked(tmp_path: Path) -> None:
+    """Lightning#20806: rank 0 left at step N, the others waited for it in N's collective."""
     started = start(3, programs.train_slow, 1000, run_dir=tmp_path, settings=EVERY_3)
     started.until(lambda: all(one.step >= 1 for one in started.progress()))
     deadline = time.time() + 60
