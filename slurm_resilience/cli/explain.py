@@ -63,7 +63,7 @@ def _meant(run: str, subject: str | None) -> tuple[Path, str | None]:
             if (folder / FILE_NAME).exists():
                 return folder, path.absolute().name
     if subject is None and not path.exists() and not which_run.is_job(run):
-        for folder in _below(Path.cwd()):
+        for folder in which_run.below(Path.cwd()):
             if _about(folder, run) is not None:
                 return folder, run
         raise ConfigError(
@@ -79,14 +79,6 @@ def _meant(run: str, subject: str | None) -> tuple[Path, str | None]:
             remedy="give the folder that `slurm-resilience run` names in its first line, once the run has begun",
         )
     return folder, subject
-
-
-def _below(here: Path) -> list[Path]:
-    """Runs in this folder and in two below it, the newest first."""
-    from slurm_resilience.observe.events import FILE_NAME
-
-    found = [path for depth in ("", "*/", "*/*/") for path in here.glob(depth + FILE_NAME)]
-    return [path.parent for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)]
 
 
 def _about(folder: Path, word: str) -> Subject | None:

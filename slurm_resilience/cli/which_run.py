@@ -6,6 +6,8 @@ supervisor put into the job's log, or the place where the shipped template puts 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +54,32 @@ def find(word: str, client: SlurmClient | None = None) -> tuple[Path, JobRecord 
             remedy="if it runs `slurm-resilience run --run-dir DIR`, give DIR",
         )
     return folder, record
+
+
+def newest() -> Path:
+    """The run that is meant where none is named: RESILIENCE_RUN_DIR, else the newest below this folder.
+
+    Raises :class:`ConfigError` when there is none.
+    """
+    given = os.environ.get("RESILIENCE_RUN_DIR")
+    found = [Path(given)] if given else below(Path.cwd())
+    if not found:
+        raise ConfigError(
+            "There is no run here",
+            evidence=f"neither {Path.cwd()} nor two levels of folders below it hold one",
+            remedy="give the folder that `slurm-resilience run` names in its first line, or a job id",
+        )
+    return found[0]
+
+
+def below(here: Path) -> list[Path]:
+    """Runs in this folder and in two levels below it, the one that was last written to first."""
+    found: list[tuple[float, Path]] = []
+    for depth in ("", "*/", "*/*/"):
+        for path in here.glob(f"{depth}events.jsonl"):
+            with contextlib.suppress(OSError):
+                found.append((path.stat().st_mtime, path.parent))
+    return [folder for _, folder in sorted(found, reverse=True)]
 
 
 def is_job(word: str) -> bool:
