@@ -1,7 +1,8 @@
 """How runs stand: what a run does now and what it waits for, its nodes and ranks, checkpoints, incidents, budgets.
 
 Without a name: one line for each of your resilient jobs in Slurm's queue.  RUN is a run folder or a job id.  Only
-records are read, so a run is disturbed by nobody looking at it; accounting is not needed.
+records are read, so a run is disturbed by nobody looking at it; accounting is not needed.  --watch redraws a terminal, and
+writes a line for each change into anything else.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import argparse
 import dataclasses
 import json
 import os
+import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from slurm_resilience.slurm.records import JobRecord
 
 _WATCH_S = 1.0
+# How often a mere step is a change, where each change is a line.
+_STEP_LINE_S = 30.0
 _SHOWN_INCIDENTS = 5
 _SHOWN_NODES = 16
 # While ranks live, the supervisor writes a live view every few seconds; see runtime/live.py.
@@ -47,7 +52,9 @@ def execute(args: argparse.Namespace) -> int:
         )
     if args.run is None:
         return _all_jobs(as_json=args.json, watch=args.watch)
-    if args.watch:
+    if args.watch and not sys.stdout.isatty():
+        _tell_changes(lambda: [_look(args.run)])
+    elif args.watch:
         _watch(lambda: _one(args.run))
     elif args.json:
         print(json.dumps(_document(*_look(args.run)), default=str))
@@ -271,11 +278,56 @@ def _watch(look: Any) -> None:
             live.update(_grid(lines))
 
 
+def _tell_changes(look: Callable[[], Sequence[tuple[_Seen, JobRecord | None]]]) -> None:
+    """A line for each change, until all of those runs are over; steps alone are one now and then."""
+    told: dict[Path, tuple[Any, int | None, float]] = {}
+    while True:
+        jobs = look()
+        for seen, record in jobs:
+            now, step = time.time(), seen.standing.step
+            key = change(seen.standing, record)
+            before = told.get(seen.folder)
+            if before is None or key != before[0] or (step != before[1] and now - before[2] >= _STEP_LINE_S):
+                told[seen.folder] = (key, step, now)
+                print(change_line(seen.standing, record, now, name="" if len(jobs) == 1 else seen.folder.name), flush=True)
+        if jobs and all(seen.standing.over for seen, _ in jobs):
+            return
+        time.sleep(_WATCH_S)
+
+
+def change(standing: Standing, record: JobRecord | None) -> tuple[Any, ...]:
+    """What is different when something worth a line has happened."""
+    nodes = tuple(sorted((node.name, node.agent, node.in_attempt) for node in standing.nodes.values()))
+    incidents = (len(standing.incidents), sum(incident.recovered for incident in standing.incidents))
+    saved = standing.newest.name if standing.newest is not None else ""
+    doing = "training" if standing.doing == "saving" else standing.doing  # its end is the change
+    return (doing, standing.attempt, standing.restart, nodes, incidents, saved, len(standing.quarantined),
+            standing.failed_saves, str(record.state) if record is not None else "")  # fmt: skip
+
+
+def change_line(standing: Standing, record: JobRecord | None, now: float, *, name: str) -> str:
+    """The run in a line.  Pure: ``now`` is wall-clock seconds."""
+    parts = [f"{standing.doing}: {standing.because}"]
+    if standing.attempt:
+        parts.append(f"attempt {standing.attempt}")
+    if standing.step is not None:
+        parts.append(f"step {standing.step}{f', loss {standing.loss:.4f}' if standing.loss is not None else ''}")
+    if standing.newest is not None:
+        parts.append(f"checkpoint of step {standing.newest.step}")
+    if standing.incidents:
+        parts.append(f"{len(standing.incidents)} incidents")
+    if record is not None:
+        parts.append(f"job {record.job_id} {record.state}")
+    return f"{time.strftime('%H:%M:%S', time.gmtime(now))}  {f'{name}: ' if name else ''}{'; '.join(parts)}"
+
+
 # --- many jobs --------------------------------------------------------------------------------------------------------
 
 
 def _all_jobs(*, as_json: bool, watch: bool) -> int:
-    if watch:
+    if watch and not sys.stdout.isatty():
+        _tell_changes(_jobs)
+    elif watch:
         _watch(lambda: (_overview(_jobs()), False))
     elif as_json:
         print(json.dumps([_document(seen, record) for seen, record in _jobs()], default=str))

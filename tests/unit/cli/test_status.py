@@ -159,3 +159,22 @@ def test_ranks_of_the_live_view_only_for_the_attempt_that_it_is_about(tmp_path: 
     shown = rows(standing, live={"attempt": 3, "nodes": {"n1": [rank]}}, **common)
     assert any("rank 0 step 17 step 0.2 s ago" in text for _, text in shown)
     assert not any("step 17" in text for _, text in rows(standing, live={"attempt": 2, "nodes": {"n1": [rank]}}, **common))
+
+
+def test_watching_into_a_pipe_writes_a_line_for_each_change(run_dir: Path) -> None:
+    words = [sys.executable, "-m", "slurm_resilience", "status", str(run_dir), "--watch"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        first = watching.stdout.readline()
+        assert "training: on 1 rank; attempt 2; step 11, loss 0.2500; checkpoint of step 10; 1 incidents" in first
+        writer = EventWriter(run_dir, restart=0)
+        writer.attempt = 2
+        writer.write("step_reported", step=12, loss=0.2)  # a step alone is no change
+        writer.write("checkpoint_committed", step=20, name="c20", seconds=0.5, bytes=1_000_000)
+        assert "step 12, loss 0.2000; checkpoint of step 20" in watching.stdout.readline()
+        writer.write("run_completed", step=20)
+        writer.close()
+        rest = watching.stdout.read()
+        assert "complete" in rest
+        assert watching.wait(60) == 0
+    assert all(char.isprintable() or char == "\n" for char in first + rest)
