@@ -8,6 +8,7 @@ finds that its next rename has no source or no target.  This needs no lock, only
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from slurm_resilience._atomic import fsync_dir
 from slurm_resilience.checkpoint import folders, names
 from slurm_resilience.checkpoint.fence import Fence
 from slurm_resilience.errors import CheckpointError
+
+log = logging.getLogger(__name__)
 
 
 class Bench:
@@ -52,7 +55,11 @@ class Bench:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-            os.replace(tmp, path)
+            try:
+                os.replace(tmp, path)
+            except IsADirectoryError:
+                self._aside(path)
+                os.replace(tmp, path)
         except BaseException as error:
             tmp.unlink(missing_ok=True)
             if isinstance(error, FileNotFoundError):
@@ -67,17 +74,26 @@ class Bench:
 
     def remove(self, path: Path) -> None:
         """Take a file away; nothing happens where there is none."""
-        if not path.exists():
+        if not os.path.lexists(path):
+            return
+        if path.is_dir() and not path.is_symlink():
+            self._aside(path)
             return
         tmp = self._folder / f".{path.name}.{os.urandom(4).hex()}.tmp"
         try:
             os.rename(path, tmp)
         except FileNotFoundError as error:
-            if path.exists():
+            if os.path.lexists(path):
                 self._explain(error)
                 raise
             return
         tmp.unlink(missing_ok=True)
+
+    def _aside(self, path: Path) -> None:
+        """A directory where a file of ours belongs is nothing that we made: it is moved out of the way, and kept."""
+        kept = self._root / f".aside-{path.name}-{os.urandom(4).hex()}"
+        os.rename(path, kept)
+        log.warning("%s was a directory; it was moved to %s, since a file belongs there", path, kept)
 
     def take(self, path: Path) -> Path:
         """Take a directory's name away in one step; returns where it is now.  Raises FileNotFoundError when it is not there."""

@@ -8,6 +8,7 @@ that the directory which it wants to publish is not there any more.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -16,7 +17,7 @@ from typing import Any
 
 from slurm_resilience._atomic import fsync_dir
 from slurm_resilience.checkpoint import folders, names
-from slurm_resilience.errors import Fenced
+from slurm_resilience.errors import CheckpointError, Fenced
 
 _TOKEN = re.compile(r"a(\d{5,})")
 
@@ -37,6 +38,12 @@ class Fence:
             listed = os.listdir(self.path)
         except FileNotFoundError:
             return -1
+        except NotADirectoryError:
+            raise CheckpointError(
+                f"Nobody can say which attempt owns {self.path.parent}",
+                evidence=f"{self.path} is no directory",
+                remedy="move it away; then only start attempts with a number above that of every checkpoint there",
+            ) from None
         return max((int(match[1]) for match in map(_TOKEN.fullmatch, listed) if match), default=-1)
 
     def owner(self) -> dict[str, Any]:
@@ -44,7 +51,7 @@ class Fence:
         attempt = self.current()
         try:
             value = json.loads((self.path / token_name(attempt)).read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
 
@@ -57,8 +64,8 @@ class Fence:
                 f"Attempt {attempt} may not write to {self.path.parent}: attempt {newest} owns it now",
                 evidence=f"{self.path / token_name(newest)} exists"
                 + (f" (job {owner.get('job_id') or '?'}, node {owner.get('node') or '?'})" if owner else ""),
-                remedy="nothing, if this process is a leftover of an older attempt; otherwise start with an attempt number "
-                f"above {newest}, or give the run a checkpoint directory of its own",
+                remedy="nothing, if this process is a leftover of an older attempt; otherwise give the run a checkpoint "
+                f"directory of its own, or an attempt number above {newest} (slurm-resilience checkpoints hand-over does that)",
             )
 
     def raise_to(self, attempt: int, about: dict[str, Any]) -> list[Path]:
@@ -68,12 +75,13 @@ class Fence:
         """
         self.check(attempt)
         folders.ensure(self.path)
-        fd = os.open(self.path / token_name(attempt), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        try:
-            os.write(fd, json.dumps(about).encode())
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        with contextlib.suppress(IsADirectoryError):  # its name is what counts
+            fd = os.open(self.path / token_name(attempt), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+            try:
+                os.write(fd, json.dumps(about).encode())
+                os.fsync(fd)
+            finally:
+                os.close(fd)
         fsync_dir(self.path)
         moved = self._evict(attempt)
         self.check(attempt)
@@ -102,4 +110,5 @@ class Fence:
         for name in os.listdir(self.path):
             match = _TOKEN.fullmatch(name)
             if match and int(match[1]) < attempt - 1:
-                (self.path / name).unlink(missing_ok=True)
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):
+                    (self.path / name).unlink()

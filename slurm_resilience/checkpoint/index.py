@@ -20,10 +20,11 @@ from typing import Any
 
 from slurm_resilience.checkpoint import marks, names, sealed
 from slurm_resilience.checkpoint.bench import Bench
+from slurm_resilience.checkpoint.digest import sha256
 from slurm_resilience.checkpoint.entry import Entry, State
 from slurm_resilience.checkpoint.errors import CorruptCheckpoint
 from slurm_resilience.checkpoint.manifest import read_manifest
-from slurm_resilience.errors import CheckpointError, FormatError
+from slurm_resilience.errors import CheckpointError, FormatError, ResilienceError
 
 __all__ = ["CheckpointIndex", "Entry", "State"]
 
@@ -31,6 +32,8 @@ VERSION = 1
 HEAD_BYTES = 4096
 HEAD_ENTRIES = 8
 BY_SCAN = "scan"
+
+_Look = tuple[int, int, int]
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +46,8 @@ class CheckpointIndex:
         self._bench = bench or Bench(self.root)
         self.head_path = self.root / names.HEAD
         self.next_path = self.root / names.NEXT_HEAD
-        self._committed: dict[str, tuple[tuple[int, int, int], Entry]] = {}
+        self._committed: dict[str, tuple[_Look, Entry]] = {}
+        self._digests: dict[str, tuple[_Look, str]] = {}
 
     def lookup(self) -> list[Entry] | None:
         """The newest few usable entries, newest first; None when there is no head, or none that can be believed.
@@ -77,7 +81,7 @@ class CheckpointIndex:
         """Make the announced head the head; needs no space.  ``entries`` are written anew if somebody took it away."""
         try:
             os.replace(self.next_path, self.head_path)
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             self.publish(entries)
             return
         now = self._read(self.head_path)
@@ -107,7 +111,7 @@ class CheckpointIndex:
         """
         try:
             listed = os.listdir(self.root)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return
         for _, _, name in sorted(((p.attempt, p.step, name) for name in listed if (p := names.parse(name))), reverse=True):
             entry = self.entry(name)
@@ -128,12 +132,13 @@ class CheckpointIndex:
         try:
             return marks.apply(self._base(directory), directory)
         except (CorruptCheckpoint, FormatError, OSError) as error:
-            if not directory.is_dir():
+            if not os.path.isdir(directory):
                 return None
-            reason = error.what if isinstance(error, CheckpointError) else str(error)
-            return Entry(
-                name, parsed.step, parsed.attempt, 0, 0, "", state=State.QUARANTINED, by=BY_SCAN, reason=reason
-            )  # fmt: skip
+            broken = error.what if isinstance(error, ResilienceError) else str(error)
+        bare = marks.apply(Entry(name, parsed.step, parsed.attempt, 0, 0, ""), directory)
+        if bare.state is State.QUARANTINED:
+            return bare.with_marks(reason=f"{bare.reason}; {broken}")
+        return bare.with_marks(state=State.QUARANTINED, by=BY_SCAN, reason=broken)
 
     def _base(self, directory: Path) -> Entry:
         """The entry as it was committed.  A manifest never changes, so each is parsed once, until its file is another."""
@@ -141,7 +146,7 @@ class CheckpointIndex:
             info = os.stat(directory / names.MANIFEST)
         except FileNotFoundError:
             return read_manifest(directory).entry
-        look = (info.st_ino, info.st_mtime_ns, info.st_size)
+        look = _look(info)
         known = self._committed.get(directory.name)
         if known is None or known[0] != look:
             known = self._committed[directory.name] = look, read_manifest(directory).entry
@@ -162,32 +167,47 @@ class CheckpointIndex:
             return None
         if body is None:
             return None
-        if not isinstance(body, dict) or body.get("v", 0) > VERSION:
-            log.warning("checkpoint index %s has version %s, we know up to %s", path, (body or {}).get("v"), VERSION)
+        version = body.get("v", 0) if isinstance(body, dict) else None
+        if not isinstance(version, int) or version > VERSION:
+            log.warning("checkpoint index %s has version %.40s, we know up to %s", path, version, VERSION)
             return None
         try:
-            entries = [Entry.from_json(value) for value in body["entries"]]
-            if not all(names.parse(entry.name) for entry in entries):
-                raise ValueError("it names what is no checkpoint")
-            return entries
+            return [Entry.from_json(value) for value in body["entries"]]
         except (KeyError, TypeError, ValueError) as error:
             log.warning("checkpoint index %s cannot be believed: %s", path, error)
             return None
 
     def current(self, entry: Entry) -> Entry | None:
-        """The head's entry with the marks that its directory has now; None when it is gone or must not be used.
+        """The head's entry with the marks that its directory has now; None when it is gone, its manifest is not the one that
+        was committed, or it must not be used.
 
-        A few looks, and a read only where there is a mark: what was quarantined a moment ago is not resumed from because
-        the head was not told.
+        One manifest and its marks are read, whatever the number of checkpoints: what was quarantined, torn or emptied a
+        moment ago is not resumed from because the head was not told.
         """
-        if not self.present(entry):
+        if not self._unchanged(entry):
             return None
         now = marks.apply(entry, self.root / entry.name)
         return now if now.usable else None
 
     def present(self, entry: Entry) -> bool:
         """Whether the entry's directory is there.  One look."""
-        return (self.root / entry.name / names.MANIFEST).exists()
+        return os.path.exists(self.root / entry.name / names.MANIFEST)
+
+    def _unchanged(self, entry: Entry) -> bool:
+        """Whether its manifest is, byte for byte, the one that was committed.  Read again only when its file is another."""
+        path = self.root / entry.name / names.MANIFEST
+        try:
+            look = _look(os.stat(path))
+            if self._digests.get(entry.name, (None, ""))[0] != look:
+                self._digests[entry.name] = look, sha256(path.read_bytes())
+        except OSError:
+            return False
+        return self._digests[entry.name][1] == entry.manifest_sha256
+
+
+def _look(info: os.stat_result) -> _Look:
+    """Equal looks mean that the file was not written between them."""
+    return info.st_ino, info.st_mtime_ns, info.st_size
 
 
 def _compose(entries: Iterable[Entry]) -> bytes:

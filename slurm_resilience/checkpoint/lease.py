@@ -52,7 +52,7 @@ def being_read(root: Path, *, owner: int, clock: Clock) -> set[str]:
             about = json.loads(path.read_bytes())
         except FileNotFoundError:
             continue
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             about = {}
         if isinstance(about, dict) and _void(about, owner, clock.time()):
             path.unlink(missing_ok=True)
@@ -64,7 +64,7 @@ def being_read(root: Path, *, owner: int, clock: Clock) -> set[str]:
 def _files(folder: Path) -> list[Path]:
     try:
         return [Path(found.path) for found in os.scandir(folder)]
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return []
 
 
@@ -80,7 +80,7 @@ def _void(about: dict[str, Any], owner: int, now: float) -> bool:
 
 
 def _alive(pid: object) -> bool:
-    if not isinstance(pid, int):
+    if not isinstance(pid, int) or not 0 < pid < 1 << 31:
         return True
     try:
         os.kill(pid, 0)

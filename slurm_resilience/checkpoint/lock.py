@@ -127,7 +127,7 @@ class ExistenceLock:
         """Who holds it; None when it is gone, or not (yet) readable: that proves nothing."""
         try:
             value = json.loads(self._path.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return value if isinstance(value, dict) else None
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from slurm_resilience.checkpoint import names, sealed
 from slurm_resilience.checkpoint.digest import sha256
-from slurm_resilience.checkpoint.entry import Entry
+from slurm_resilience.checkpoint.entry import Entry, is_count
 from slurm_resilience.checkpoint.errors import CorruptCheckpoint
 from slurm_resilience.errors import CheckpointError, FormatError
 
@@ -99,13 +99,33 @@ class Manifest:
         try:
             entry = Entry.from_json({**body["entry"], "manifest_sha256": sha256(raw)})
             items = [Item.from_json(row) for row in body["items"]]
-            if any(not _inside(file) for file in [*body["files"], *(item.file for item in items)]):
-                raise ValueError("a file outside of the checkpoint's directory")
+            _require_form(body, items)
             return cls(entry, body["files"], items, body["tensors"], body["extra"], body["content"], body["versions"])
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise CorruptCheckpoint(
                 f"The manifest of {where} is not one", evidence=f"{type(error).__name__}: {error}"
             ) from None
+
+
+def _require_form(body: dict[str, Any], items: list[Item]) -> None:
+    """Raise ValueError for a manifest that nobody could work with, however well it is sealed."""
+    for part in ("files", "tensors", "extra", "content", "versions"):
+        if not isinstance(body[part], dict):
+            raise ValueError(f"its {part} are no object")
+    if any(not _inside(file) for file in [*body["files"], *(item.file for item in items)]):
+        raise ValueError("a file outside of the checkpoint's directory")
+    for file, about in body["files"].items():
+        if not is_count(about["bytes"]) or not isinstance(about.get("sha256", ""), str):
+            raise ValueError(f"it does not say how long {file!r:.60} is")
+    for item in items:
+        numbers = (item.offset, item.length, item.data_offset, item.data_length)
+        if not all(map(is_count, numbers)) or not all(isinstance(word, str) for word in (item.key, item.digest, item.frame)):
+            raise ValueError(f"it does not say where {item.key!r:.60} lies")
+        end, data_end = item.offset + item.length, item.data_offset + item.data_length
+        if not item.offset <= item.data_offset <= data_end <= end <= body["files"][item.file]["bytes"]:
+            raise ValueError(f"{item.key!r:.60} lies outside of its place in {item.file!r:.60}")
+    if not all(isinstance(about, dict) for about in body["tensors"].values()):
+        raise ValueError("it does not say what its tensors are")
 
 
 def _inside(file: str) -> bool:

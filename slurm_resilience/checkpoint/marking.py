@@ -10,6 +10,8 @@ from slurm_resilience.checkpoint.entry import Entry, State
 from slurm_resilience.checkpoint.root import OpenRoot
 from slurm_resilience.errors import CheckpointError
 
+MOST_REASON_CHARS = 1000
+
 
 class MarkedRoot(OpenRoot):
     """A root whose checkpoints can be marked as attempted, verified, quarantined and pinned."""
@@ -39,21 +41,35 @@ class MarkedRoot(OpenRoot):
         """Which attempts began to load this entry since it was last verified, and which of them are excused."""
         mark = marks.get(self.path(entry), marks.ATTEMPTED) or {}
         known = {key: mark.get(key) for key in ("begun", "excused")}
-        return {key: value if isinstance(value, list) else [] for key, value in known.items()}
+        return {
+            key: [one for one in value if isinstance(one, int)] if isinstance(value, list) else []
+            for key, value in known.items()
+        }
 
     def mark_verified(self, entry: Entry, by: str) -> Entry:
         """Say that a run trains on from this entry and that all checks of the resume held."""
-        marks.drop(self._bench, self.path(entry), marks.ATTEMPTED)
+        for mark in (marks.ATTEMPTED, marks.DOUBTED):
+            marks.drop(self._bench, self.path(entry), mark)
         return self._mark(entry, marks.VERIFIED, {"by": by}, state=State.VERIFIED, by=by, attempts=0)
 
     def quarantine(self, entry: Entry, reason: str, by: str) -> Entry:
-        """Never resume from this entry again; it is kept, with the reason, until it is released or pruned."""
+        """Never resume from this entry again; it is kept, with the reason, until it is released or pruned.
+
+        Of a reason that fills pages, the first thousand characters are kept.
+        """
+        reason = reason if len(reason) <= MOST_REASON_CHARS else f"{reason[:MOST_REASON_CHARS]}…"
         about = {"reason": reason, "by": by}
         return self._mark(entry, marks.QUARANTINED, about, state=State.QUARANTINED, reason=reason, by=by)
 
-    def release(self, entry: Entry) -> Entry:
-        """Take a quarantine back, with the marks of earlier loads."""
-        for mark in (marks.QUARANTINED, marks.ATTEMPTED):
+    def release(self, entry: Entry, *, doubt: str = "") -> Entry:
+        """Take a quarantine back, with the marks of earlier loads.
+
+        ``doubt`` says what is wrong with it all the same: until a resume has verified it, retention does not count on it.
+        """
+        if doubt:
+            about = {"reason": doubt[:MOST_REASON_CHARS], "at": round(self._clock.time(), 3)}
+            marks.put(self._bench, self.path(entry), marks.DOUBTED, about)
+        for mark in (marks.QUARANTINED, marks.ATTEMPTED, *(() if doubt else (marks.DOUBTED,))):
             marks.drop(self._bench, self.path(entry), mark)
         return self._refresh(entry.name, "release")
 

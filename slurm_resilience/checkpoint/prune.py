@@ -10,12 +10,13 @@ import logging
 import os
 import shutil
 import threading
+from collections.abc import Collection
 from pathlib import Path
 
 from slurm_resilience._clock import Clock
 from slurm_resilience.checkpoint import lease, names
 from slurm_resilience.checkpoint.entry import Entry
-from slurm_resilience.checkpoint.retention import Retention, kept
+from slurm_resilience.checkpoint.retention import Retention, is_sound, kept
 from slurm_resilience.errors import CheckpointError
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def _look(path: Path) -> _Look:
         for name in inner:
             try:
                 info = os.lstat(os.path.join(parent, name))
-            except FileNotFoundError:
+            except OSError:
                 continue
             files, bytes_, changed = files + 1, bytes_ + info.st_size, max(changed, info.st_mtime_ns)
     return files, bytes_, changed
@@ -89,11 +90,14 @@ def _remove(paths: list[Path]) -> None:
             log.warning("%s cannot be removed yet (%s); it will be tried again", path, error)
 
 
-def victims(entries: list[Entry], policy: Retention, *, attempt: int, reading: set[str]) -> list[Entry]:
-    """The entries that go under ``policy``, oldest first.  Raises :class:`CheckpointError` rather than leave no usable one."""
-    why = kept(entries, policy, attempt=attempt, being_read=reading)
+def victims(
+    entries: list[Entry], policy: Retention, *, attempt: int, reading: set[str], bad: Collection[str] = ()
+) -> list[Entry]:
+    """The entries that go under ``policy``, oldest first.  Raises :class:`CheckpointError` rather than leave no sound one."""
+    why = kept(entries, policy, attempt=attempt, being_read=reading, bad=bad)
     going = [entry for entry in sorted(entries, key=lambda entry: entry.order) if entry.name not in why]
-    if any(entry.usable for entry in entries) and not any(entry.usable for entry in entries if entry.name in why):
+    sound = {entry.name for entry in entries if is_sound(entry, bad)}
+    if sound and not sound & why.keys():
         raise CheckpointError("Retention would remove every usable checkpoint; nothing was removed", evidence=repr(policy))
     return going
 

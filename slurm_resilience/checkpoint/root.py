@@ -17,6 +17,7 @@ from slurm_resilience.checkpoint.fence import Fence
 from slurm_resilience.checkpoint.index import BY_SCAN, CheckpointIndex
 from slurm_resilience.checkpoint.lock import RootLock
 from slurm_resilience.checkpoint.manifest import Manifest, read_manifest
+from slurm_resilience.checkpoint.ownership import Ownership
 from slurm_resilience.checkpoint.trust import Trust
 from slurm_resilience.errors import CheckpointError, Fenced
 
@@ -33,8 +34,11 @@ class OpenRoot:
         attempt: int | None,
         about: dict[str, Any],
         clock: Clock,
+        run_id: str = "",
     ) -> None:
         self.root = Path(root)
+        self.run_id = run_id
+        self.ownership = Ownership(self.root)
         self.attempt = attempt
         self.about = about
         self.trust = Trust()
@@ -51,12 +55,16 @@ class OpenRoot:
     def fence(self) -> None:
         """Make this attempt the owner: older ones can commit, mark and prune nothing from here on.  One rank calls it.
 
-        Also brings the index up to date with the directories.  Raises :class:`Fenced`, or OSError.
+        Also brings the index up to date with the directories.  Raises :class:`Fenced`, :class:`RootOfAnotherRun` when another
+        run has opened it, or OSError; the root is then as it was.
         """
         attempt = self._attempt()
         folders.ensure(self.root)
+        self.ownership.require(self.run_id)
+        self.fence_token.check(attempt)
+        self.ownership.claim(self.run_id)
         log.info("checkpoints are in %s, on %s", self.root, filesystem.of(self.root))
-        about = {**self.about, "pid": os.getpid(), "at": self._clock.time()}
+        about = {**self.about, "run_id": self.run_id, "pid": os.getpid(), "at": self._clock.time()}
         for path in self.fence_token.raise_to(attempt, about):
             log.info("unfinished saves of an older attempt were moved to %s", path)
         self._bench.set_up()
@@ -73,7 +81,7 @@ class OpenRoot:
                 if newest:
                     log.warning("the index of %s was behind its directories and is rebuilt", self.root)
                 self.index.rebuild()
-            self.index.append("fence", self._clock.time(), attempt=attempt, **self.about)
+            self.index.append("fence", self._clock.time(), attempt=attempt, run_id=self.run_id, **self.about)
 
     def latest(self) -> Entry | None:
         """The entry to resume from, None when there is none at all.  O(1): no lock, no listing, unless the index is broken."""
@@ -94,6 +102,16 @@ class OpenRoot:
         rest = [entry for entry in self.index.walk() if entry.usable and entry.name not in seen]
         yield from (entry for entry in rest if not entry.attempts)
         yield from (entry for entry in rest if entry.attempts)
+
+    def passed_over(self, chosen: Entry | None) -> Iterator[tuple[Entry, str]]:
+        """Newer entries that were not chosen though nobody has quarantined them, and why.  Reads each one's manifest."""
+        for entry in self.index.walk():
+            if chosen is not None and entry.order <= chosen.order:
+                return
+            if not entry.readable:
+                yield entry, entry.reason
+            elif entry.usable and entry.attempts:
+                yield entry, f"{'an attempt' if entry.attempts == 1 else f'{entry.attempts} attempts'} ended while loading it"
 
     def path(self, entry: Entry) -> Path:
         return self.root / entry.name

@@ -40,8 +40,8 @@ def unseal(raw: bytes) -> Any:
         raise Broken("its digest does not match its content")
     try:
         return _rich(json.loads(body))
-    except ValueError as error:  # pragma: no cover - a digest that matches garbage
-        raise Broken(f"not JSON: {error}") from None
+    except (ValueError, TypeError, RecursionError) as error:  # somebody has sealed what we never wrote
+        raise Broken(f"not JSON of ours: {error}") from None
 
 
 def read(path: str | os.PathLike[str]) -> Any | None:

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,9 @@ class CheckpointStore(MarkedRoot):
         about: dict[str, Any],
         retention: Retention | None,
         clock: Clock,
+        run_id: str = "",
     ) -> None:
-        super().__init__(root, attempt=attempt, about=about, clock=clock)
+        super().__init__(root, attempt=attempt, about=about, clock=clock, run_id=run_id)
         self.retention = retention
         self._sweeper = Sweeper(self.root)
         self._drafts: set[str] = set()
@@ -63,6 +65,7 @@ class CheckpointStore(MarkedRoot):
         root: str | os.PathLike[str],
         *,
         attempt: int | None = None,
+        run_id: str = "",
         job_id: str = "",
         restart_count: int = 0,
         node: str = "",
@@ -74,10 +77,11 @@ class CheckpointStore(MarkedRoot):
         """A store for reading and, once :meth:`fence` was called by one rank of the attempt, for writing.
 
         Touches nothing.  With ``retention``, each commit is followed by :meth:`prune`.  ``trusted_group`` names the group whose
-        members' checkpoints are loaded as if they were ours.
+        members' checkpoints are loaded as if they were ours.  A root belongs to the first ``run_id`` that fences it; whoever
+        gives none is told apart by its attempt number alone.
         """
         about = {"job_id": job_id, "restart_count": restart_count, "node": node, "boot_id": boot_id}
-        store = cls(root, attempt=attempt, about=about, retention=retention, clock=clock)
+        store = cls(root, attempt=attempt, about=about, retention=retention, clock=clock, run_id=run_id)
         store.trust = Trust.of(trusted_group)
         return store
 
@@ -211,23 +215,24 @@ class CheckpointStore(MarkedRoot):
 
     # -- throwing away ----------------------------------------------------------------------------------------
 
-    def prune(self, policy: Retention, *, wait: bool = False) -> list[Entry]:
+    def prune(self, policy: Retention, *, wait: bool = False, bad: Collection[str] = ()) -> list[Entry]:
         """Remove what ``policy`` does not keep, and clean up after saves that never ended; returns what went, oldest first.
 
-        Names go at once, data in the background (or before it returns, with ``wait``).  Raises :class:`Fenced`.
+        Names go at once, data in the background (or before it returns, with ``wait``).  The entries named in ``bad`` are kept
+        and count for nothing.  Raises :class:`Fenced`.
         """
         with self._lock.held():
-            gone = self._prune(self._victims(policy))
+            gone = self._prune(self._victims(policy, bad))
         self._sweeper.sweep(attempt=self._rank_of_owner(), in_use=frozenset(self._drafts), wait=wait)
         return gone
 
-    def would_prune(self, policy: Retention) -> list[Entry]:
+    def would_prune(self, policy: Retention, *, bad: Collection[str] = ()) -> list[Entry]:
         """What :meth:`prune` would remove now."""
-        return self._victims(policy)
+        return self._victims(policy, bad)
 
-    def _victims(self, policy: Retention) -> list[Entry]:
+    def _victims(self, policy: Retention, bad: Collection[str] = ()) -> list[Entry]:
         owner = self._rank_of_owner()
-        return victims(self.entries(), policy, attempt=owner, reading=self._read_now())
+        return victims(self.entries(), policy, attempt=owner, reading=self._read_now(), bad=bad)
 
     def _read_now(self) -> set[str]:
         return lease.being_read(self.root, owner=self.fence_token.current(), clock=self._clock)

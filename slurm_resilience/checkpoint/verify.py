@@ -18,7 +18,7 @@ from slurm_resilience.checkpoint.errors import CorruptCheckpoint
 from slurm_resilience.checkpoint.manifest import Item, Manifest, read_manifest
 from slurm_resilience.errors import FormatError
 
-_OURS = {names.MANIFEST, marks.VERIFIED, marks.QUARANTINED, marks.ATTEMPTED, marks.PINNED}
+_OURS = {names.MANIFEST, marks.VERIFIED, marks.QUARANTINED, marks.ATTEMPTED, marks.PINNED, marks.DOUBTED}
 
 
 @dataclass(frozen=True)
@@ -79,13 +79,18 @@ def _length(path: Path, committed: int) -> Problem | None:
         size = path.stat().st_size
     except FileNotFoundError:
         return Problem(path.name, "", "is missing")
+    except OSError as error:
+        return Problem(path.name, "", f"cannot be read: {error}")
     if size != committed:
         return Problem(path.name, "", f"has {size} bytes, {committed} were committed")
     return None
 
 
 def _sha256(path: Path, committed: str, progress: Callable[[int], None]) -> list[Problem]:
-    raw = path.read_bytes()
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        return [Problem(path.name, "", f"cannot be read: {error}")]
     progress(len(raw))
     return [] if sha256(raw) == committed else [Problem(path.name, "", "its SHA-256 is not the committed one")]
 

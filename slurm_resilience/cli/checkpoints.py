@@ -7,23 +7,27 @@ its step, or 'latest'.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import getpass
 import json
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from slurm_resilience.checkpoint import filesystem, names
 from slurm_resilience.checkpoint.entry import Entry
-from slurm_resilience.checkpoint.retention import Retention
+from slurm_resilience.checkpoint.index import BY_SCAN
 from slurm_resilience.checkpoint.store import CheckpointStore
-from slurm_resilience.checkpoint.verify import verify
+from slurm_resilience.cli.checkpoints_change import hand_over, pin, prune, quarantine, release
+from slurm_resilience.cli.checkpoints_pick import (
+    LATEST,
+    find,
+    nothing_usable,
+    read_again,
+    require_threads,
+    say_passed_over,
+    who,
+)
+from slurm_resilience.cli.checkpoints_text import MOST_PROBLEMS, describe, in_short, print_json, printable, say, short
 from slurm_resilience.errors import CheckpointError, ConfigError, ExitCode
-
-_LATEST = "latest"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     add("list", "all checkpoints, newest first")
     show = add("show", "one checkpoint: where it comes from, what is in it")
-    show.add_argument("name", metavar="NAME", nargs="?", default=_LATEST)
+    show.add_argument("name", metavar="NAME", nargs="?", default=LATEST)
     show.add_argument("--items", action="store_true", help="also every tensor, with its file and place")
     check = add("verify", "read a checkpoint again and compare every digest; ends with 84 when one is bad")
     check.add_argument("name", metavar="NAME", nargs="*", default=[], help="default: the latest")
@@ -55,28 +59,43 @@ def configure(parser: argparse.ArgumentParser) -> None:
     check.add_argument("--ranks", type=int, default=1, help="with --deep: processes to start the script in (default: 1)")
     rebuild = add("rebuild", "make the index anew from the checkpoints' own manifests")
     rebuild.add_argument("--dry-run", action="store_true", help="say what the index would name")
-    prune = add("prune", "remove old checkpoints")
-    prune.add_argument("--keep-last", type=int, required=True, metavar="N", help="usable checkpoints to keep")
-    prune.add_argument("--every-steps", type=int, metavar="N", help="also keep the first of every N steps")
-    prune.add_argument("--every-hours", type=float, metavar="H", help="also keep the first of every H hours")
-    prune.add_argument("--best", metavar="METRIC", help="also keep the one with the best METRIC")
-    prune.add_argument(
+    prune_ = add("prune", "remove old checkpoints")
+    prune_.add_argument("--keep-last", type=int, required=True, metavar="N", help="usable checkpoints to keep")
+    prune_.add_argument("--every-steps", type=int, metavar="N", help="also keep the first of every N steps")
+    prune_.add_argument("--every-hours", type=float, metavar="H", help="also keep the first of every H hours")
+    prune_.add_argument("--best", metavar="METRIC", help="also keep the one with the best METRIC")
+    prune_.add_argument(
         "--best-is", choices=("lowest", "highest"), default="lowest", help="which METRIC is best (default: lowest)"
     )
-    prune.add_argument("--dry-run", action="store_true", help="say what would go")
-    pin = add("pin", "keep a checkpoint whatever retention says")
-    pin.add_argument("name", metavar="NAME")
-    pin.add_argument("--off", action="store_true", help="stop keeping it")
-    quarantine = add("quarantine", "never resume from a checkpoint again")
-    quarantine.add_argument("name", metavar="NAME")
-    quarantine.add_argument("--reason", required=True, help="why; shown wherever the checkpoint is listed")
-    release = add("release", "take a quarantine back")
-    release.add_argument("name", metavar="NAME")
+    prune_.add_argument("--dry-run", action="store_true", help="say what would go")
+    prune_.add_argument(
+        "--no-verify", action="store_true", help="do not read the newest ones again before others are removed for them"
+    )
+    pin_ = add("pin", "keep a checkpoint whatever retention says")
+    pin_.add_argument("name", metavar="NAME")
+    pin_.add_argument("--off", action="store_true", help="stop keeping it")
+    quarantine_ = add("quarantine", "never resume from a checkpoint again")
+    quarantine_.add_argument("name", metavar="NAME")
+    quarantine_.add_argument("--reason", required=True, help="why; shown wherever the checkpoint is listed")
+    release_ = add("release", "read a quarantined checkpoint again and, if every digest holds, take the quarantine back")
+    release_.add_argument("name", metavar="NAME")
+    release_.add_argument("--threads", type=int, default=4, help="how many files are read at once (default: 4)")
+    release_.add_argument("--force", action="store_true", help="also if it is bad; retention then does not count on it")
+    hand_over_ = add("hand-over", "give the checkpoints of a run that is over to another run, which then goes on from them")
+    hand_over_.add_argument("--to", required=True, metavar="RUN_DIR", help="the folder of the run that shall have them")
 
 
 def execute(args: argparse.Namespace) -> int:
-    store = CheckpointStore.open(_root(Path(args.dir)))
-    return _ACTIONS[args.action](store, args)
+    try:
+        return _ACTIONS[args.action](CheckpointStore.open(_root(Path(args.dir))), args)
+    except (PermissionError, BrokenPipeError):
+        raise
+    except OSError as error:
+        raise CheckpointError(
+            printable(f"'checkpoints {args.action}' could not go on in {args.dir}"),
+            evidence=printable(f"{type(error).__name__}: {error}"),
+            remedy="nothing was lost; see what lies at that path, or whether its file system is there and has room",
+        ) from error
 
 
 def _root(given: Path) -> Path:
@@ -85,7 +104,7 @@ def _root(given: Path) -> Path:
         if any((path / name).exists() for name in (names.HEAD, names.HISTORY, names.FENCE)) or _has_checkpoints(path):
             return path
     raise ConfigError(
-        f"{given} holds no checkpoints",
+        f"{printable(str(given))} holds no checkpoints",
         evidence="neither it nor its 'checkpoints' folder has an index or a checkpoint"
         if given.is_dir()
         else "it is no directory",
@@ -102,36 +121,40 @@ def _list(store: CheckpointStore, args: argparse.Namespace) -> int:
     entries = store.entries()
     writing = store.unfinished()
     if args.json:
-        return _print_json(
+        return print_json(
             {
                 "root": str(store.root),
                 "filesystem": str(filesystem.of(store.root)),
+                "run_id": store.ownership.owner() or None,
                 "attempt": store.newest_attempt(),
                 "latest": latest.name if latest else None,
-                "checkpoints": [_describe(entry) for entry in entries],
+                "checkpoints": [describe(entry) for entry in entries],
                 "writing": [{"name": entry.name, "step": entry.step, "attempt": entry.attempt} for entry in writing],
             }
         )
     if not entries:
-        print(f"no checkpoints in {store.root}")
+        say(f"no checkpoints in {store.root}")
     for entry in writing:
-        print(f"  {entry.name}  being written by attempt {entry.attempt}, or left behind; it does not count")
+        say(f"  {entry.name}  being written by attempt {entry.attempt}, or left behind; it does not count")
     for entry in entries:
         marks = "  pinned" * entry.pinned + f"  load begun {entry.attempts}x" * bool(entry.attempts)
-        reason = f"  ({entry.by}: {entry.reason})" if entry.reason else ""
-        alarm = f"  ! {entry.alarm}" if entry.alarm else ""
+        reason = f"  ({short(f'{entry.by}: {entry.reason}')})" if entry.reason else ""
+        alarm = f"  ! {short(entry.alarm)}" if entry.alarm else ""
+        alarm += f"  ! released although {short(entry.doubt)}" if entry.doubt else ""
         sign = "*" if latest is not None and entry.name == latest.name else " "
         age = _age(time.time() - entry.committed_at) if entry.committed_at else "?"
         size = f"{entry.bytes / 1e6:10.1f} MB"
-        print(f"{sign} {entry.name}  {age:>8}  {size}  {entry.world:>4} ranks  {entry.state!s}{marks}{reason}{alarm}")
+        say(f"{sign} {entry.name}  {age:>8}  {size}  {entry.world:>4} ranks  {entry.state!s}{marks}{reason}{alarm}")
     return ExitCode.OK
 
 
 def _show(store: CheckpointStore, args: argparse.Namespace) -> int:
-    entry = _find(store, args.name)
+    entry = find(store, args.name)
+    if args.name == LATEST:
+        say_passed_over(store, entry)
     manifest = store.manifest(entry)
     document = {
-        **_describe(entry),
+        **describe(entry),
         "path": str(store.path(entry)),
         "files": manifest.files,
         "tensors": manifest.tensors,
@@ -154,17 +177,17 @@ def _show(store: CheckpointStore, args: argparse.Namespace) -> int:
             for item in manifest.items
         ]
     if args.json:
-        return _print_json(document)
+        return print_json(document)
     for key, value in document.items():
         if key == "tensors":
             print(f"tensors ({len(manifest.tensors)}):")
             for name, about in manifest.tensors.items():
-                print(f"  {name}  {about['dtype']}  {tuple(about['shape'])}")
+                say(f"  {name}  {about.get('dtype', '?')}  {about.get('shape', '?')}")
         elif key == "items":
             for item in manifest.items:
-                print(f"  {item.file}  {item.offset:>12}  {item.length:>12}  {item.key} {list(item.at)}")
+                say(f"  {item.file}  {item.offset:>12}  {item.length:>12}  {item.key} {list(item.at)}")
         elif value not in ("", {}, None):
-            print(f"{key}: {value if isinstance(value, (str, int, float, bool)) else json.dumps(value, default=str)}")
+            say(f"{key}: {value if isinstance(value, (str, int, float, bool)) else json.dumps(value, default=str)}")
     return ExitCode.OK
 
 
@@ -172,27 +195,33 @@ def _verify(store: CheckpointStore, args: argparse.Namespace) -> int:
     wanted = args.checkpoint if args.deep else args.name
     if args.all and wanted:
         raise ConfigError("--all and names do not go together")
+    require_threads(args.threads)
+    if args.ranks < 1:
+        raise ConfigError(f"--ranks {args.ranks} makes no sense", remedy="give at least 1")
     if args.all:
-        entries = [entry for entry in store.entries() if entry.usable]
+        entries = [entry for entry in store.entries() if entry.usable or entry.by == BY_SCAN]
+        if not entries:
+            raise nothing_usable(store)
     else:
-        entries = [_find(store, name) for name in wanted or [_LATEST]]
+        entries = [find(store, name) for name in wanted or [LATEST]]
+        if not wanted:
+            say_passed_over(store, entries[0])
     if args.deep:
         from slurm_resilience.cli.verify_deep import verify_deep
 
-        by = _who() if args.quarantine else ""
+        by = who() if args.quarantine else ""
         return verify_deep(store, entries, args.name, ranks=args.ranks, quarantine_by=by, as_json=args.json)
     if args.checkpoint or args.ranks != 1:
         raise ConfigError("--checkpoint and --ranks belong to --deep", remedy="name the checkpoints after DIR")
     results = []
     for entry in entries:
         began = time.monotonic()
-        with _progress(entry, quiet=args.json) as progress:
-            problems = verify(store.path(entry), entry, threads=args.threads, progress=progress)
-        if problems and args.quarantine and entry.usable:
-            store.quarantine(entry, "; ".join(map(str, problems[:3])), by=_who())
+        problems = read_again(store, entry, args.threads, quiet=args.json)
+        if problems and args.quarantine and (entry.usable or entry.by == BY_SCAN):
+            store.quarantine(entry, in_short(problems), by=who())
         results.append((entry, problems, time.monotonic() - began))
     if args.json:
-        _print_json(
+        print_json(
             [
                 {"name": entry.name, "step": entry.step, "good": not problems, "seconds": round(seconds, 3),
                  "problems": [problem.to_json() for problem in problems]}
@@ -201,9 +230,11 @@ def _verify(store: CheckpointStore, args: argparse.Namespace) -> int:
         )  # fmt: skip
     else:
         for entry, problems, seconds in results:
-            print(f"{entry.name}  {'BAD' if problems else 'good'}  {entry.bytes / 1e6:.1f} MB in {seconds:.2f} s")
-            for problem in problems:
-                print(f"    {problem}")
+            say(f"{entry.name}  {'BAD' if problems else 'good'}  {entry.bytes / 1e6:.1f} MB in {seconds:.2f} s")
+            for problem in problems[:MOST_PROBLEMS]:
+                say(f"    {problem}")
+            if len(problems) > MOST_PROBLEMS:
+                say(f"    and {len(problems) - MOST_PROBLEMS} more; --json has them all")
     return ExitCode.BAD_CHECKPOINT if any(problems for _, problems, _ in results) else ExitCode.OK
 
 
@@ -211,43 +242,23 @@ def _rebuild(store: CheckpointStore, args: argparse.Namespace) -> int:
     before = store.index.lookup()
     after = store.index.newest_usable() if args.dry_run else store.rebuild()
     document = {
-        "changed": [entry.name for entry in before or []] != [entry.name for entry in after],
+        "changed": before is None or [entry.name for entry in before] != [entry.name for entry in after],
         "written": not args.dry_run,
         "before": None if before is None else [entry.name for entry in before],
         "after": [entry.name for entry in after],
     }
     if args.json:
-        return _print_json(document)
-    print(f"the index {'would name' if args.dry_run else 'names'}: {', '.join(entry.name for entry in after) or 'nothing'}")
-    print("it was the same before" if not document["changed"] else f"before: {document['before']}")
+        return print_json(document)
+    say(f"the index {'would name' if args.dry_run else 'names'}: {_listed(after)}")
+    if before is None:
+        say("before: there was none that can be believed")
+    else:
+        say(f"before: {_listed(before)}" if document["changed"] else "it was the same before")
     return ExitCode.OK
 
 
-def _prune(store: CheckpointStore, args: argparse.Namespace) -> int:
-    try:
-        policy = Retention(args.keep_last, args.every_steps, args.every_hours, args.best, best_is=args.best_is)
-    except ValueError as error:
-        raise ConfigError(f"This retention makes no sense: {error}") from None
-    gone = store.would_prune(policy) if args.dry_run else store.prune(policy, wait=True)
-    if args.json:
-        return _print_json({"removed": [_describe(entry) for entry in gone], "dry_run": args.dry_run})
-    for entry in gone:
-        print(f"{'would remove' if args.dry_run else 'removed'} {entry.name}  {entry.bytes / 1e6:.1f} MB")
-    if not gone:
-        print("nothing to remove")
-    return ExitCode.OK
-
-
-def _pin(store: CheckpointStore, args: argparse.Namespace) -> int:
-    return _changed(store.pin(_find(store, args.name), pinned=not args.off), args)
-
-
-def _quarantine(store: CheckpointStore, args: argparse.Namespace) -> int:
-    return _changed(store.quarantine(_find(store, args.name), args.reason, by=_who()), args)
-
-
-def _release(store: CheckpointStore, args: argparse.Namespace) -> int:
-    return _changed(store.release(_find(store, args.name)), args)
+def _listed(entries: list[Entry]) -> str:
+    return ", ".join(entry.name for entry in entries) or "nothing, there is no usable checkpoint"
 
 
 _ACTIONS: dict[str, Callable[[CheckpointStore, argparse.Namespace], int]] = {
@@ -255,51 +266,12 @@ _ACTIONS: dict[str, Callable[[CheckpointStore, argparse.Namespace], int]] = {
     "show": _show,
     "verify": _verify,
     "rebuild": _rebuild,
-    "prune": _prune,
-    "pin": _pin,
-    "quarantine": _quarantine,
-    "release": _release,
+    "prune": prune,
+    "pin": pin,
+    "quarantine": quarantine,
+    "release": release,
+    "hand-over": hand_over,
 }
-
-
-def _changed(entry: Entry, args: argparse.Namespace) -> int:
-    if args.json:
-        return _print_json(_describe(entry))
-    print(f"{entry.name}: {entry.state!s}{', pinned' if entry.pinned else ''}{f' ({entry.reason})' if entry.reason else ''}")
-    return ExitCode.OK
-
-
-def _find(store: CheckpointStore, name: str) -> Entry:
-    """The entry that NAME means.  Raises :class:`CheckpointError` when it is none, or more than one."""
-    if name == _LATEST:
-        latest = store.latest()
-        if latest is None:
-            raise CheckpointError(f"There is no usable checkpoint in {store.root}")
-        return latest
-    found = [entry for entry in store.entries() if entry.name.startswith(name) or (name.isdigit() and entry.step == int(name))]
-    if len(found) == 1:
-        return found[0]
-    listed = ", ".join(entry.name for entry in (found or store.entries())[:6]) or "none"
-    raise CheckpointError(
-        f"{'No' if not found else 'More than one'} checkpoint in {store.root} is called {name!r}",
-        evidence=f"{'there are' if not found else 'it could be'}: {listed}",
-    )
-
-
-def _describe(entry: Entry) -> dict[str, Any]:
-    return {"usable": entry.usable, **entry.to_json(), "state": str(entry.state)}
-
-
-def _print_json(document: Any) -> int:
-    print(json.dumps(document, default=str))
-    return ExitCode.OK
-
-
-def _who() -> str:
-    try:
-        return f"user {getpass.getuser()}"
-    except (KeyError, OSError):
-        return "a user without a name"
 
 
 def _age(seconds: float) -> str:
@@ -307,18 +279,3 @@ def _age(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
-
-
-@contextlib.contextmanager
-def _progress(entry: Entry, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal; nothing elsewhere."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda read: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(entry.name, total=entry.bytes)
-        yield lambda read: bar.advance(task, read)

@@ -17,6 +17,7 @@ from slurm_resilience.progress.page import Phase
 from slurm_resilience.progress.sections import LEARNED
 from slurm_resilience.training.link import Link
 from slurm_resilience.training.pace import Pace
+from slurm_resilience.training.passed_over import tell_passed_over
 from slurm_resilience.training.world import World
 
 MARGIN = 1.1
@@ -161,6 +162,7 @@ class FileReader:
                 break
             problem = self._read(entry)
             if not problem:
+                tell_passed_over(self._store, self._link, entry, leads=team.leads)
                 return entry, self._store.path(entry) / payload.FOLDER
             rejected.append((entry, problem))
             self._condemn(entry, problem)
@@ -203,4 +205,6 @@ class FileReader:
 
 
 def _is_number(value: Any) -> bool:
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 1 << 63  # beyond, it is no number for others
     return isinstance(value, float) and math.isfinite(value)

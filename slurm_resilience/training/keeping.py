@@ -33,6 +33,7 @@ class Keeping(Identity):
         store = CheckpointStore.open(
             self._checkpoint_root(),
             attempt=self._attempt,
+            run_id=self._run_id,
             job_id=about.job_id if about else "",
             restart_count=about.restart_count if about else 0,
             node=about.node if about else socket.gethostname(),

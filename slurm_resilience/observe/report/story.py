@@ -6,11 +6,12 @@ import json
 import math
 import os
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from slurm_resilience._atomic import read_json
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.observe.accounts import Account, account
 from slurm_resilience.observe.events import FILE_NAME, read_for_standing
@@ -39,7 +40,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Saved:
-    """A save that ended: ``state`` is committed, failed or quarantined."""
+    """A save that ended: ``state`` is committed, removed (it was, and is not there any more), failed or quarantined."""
 
     t: float
     step: int | None
@@ -127,7 +128,7 @@ def read(run_dir: str | os.PathLike[str]) -> Story:
         end,
         tuple(_attempts(facts, end)),
         tuple(curves(folder / METRICS)),
-        tuple(_saves(facts)),
+        tuple(_still_there(_saves(facts), folder)),
         tuple(recoveries(observer.standing.incidents)),
     )
 
@@ -164,6 +165,28 @@ def _saves(facts: Iterable[Mapping[str, Any]]) -> list[Saved]:
         elif fact["event"] == "checkpoint_quarantined":
             out.append(Saved(t, step, name, "quarantined", why=str(fact.get("reason", ""))))
     return out
+
+
+def _still_there(saves: Iterable[Saved], folder: Path) -> Iterator[Saved]:
+    """Retention tells no fact: what was committed and is not in the checkpoint root any more was removed.
+
+    Where the root cannot be listed nobody knows, and what was told stands.
+    """
+    try:
+        run = read_json(folder / "run.json")
+    except (ValueError, OSError):
+        run = None
+    config = run.get("config") if isinstance(run, dict) else None
+    chosen = config.get("checkpoint") if isinstance(config, dict) else None
+    given = chosen.get("dir") if isinstance(chosen, dict) else None
+    try:
+        there = set(os.listdir(Path(given) if isinstance(given, str) and given else folder / "checkpoints"))
+    except (OSError, ValueError):
+        yield from saves
+        return
+    for saved in saves:
+        gone = saved.state == "committed" and saved.name and saved.name not in there
+        yield replace(saved, state="removed") if gone else saved
 
 
 def curves(path: Path) -> list[Curve]:

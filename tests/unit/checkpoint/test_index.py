@@ -104,7 +104,7 @@ def test_metrics_that_do_not_fit_are_refused_and_nothing_is_published(tmp_path: 
     assert [entry.step for entry in store.entries()] == [1]
 
 
-def test_a_lookup_lists_no_directory_takes_no_lock_and_opens_at_most_two_files(tmp_path: Path) -> None:
+def test_a_lookup_lists_no_directory_takes_no_lock_and_opens_three_files(tmp_path: Path) -> None:
     store = opened(tmp_path)
     for step in range(1, 40):
         commit(store, step)
@@ -114,7 +114,11 @@ def test_a_lookup_lists_no_directory_takes_no_lock_and_opens_at_most_two_files(t
     assert latest is not None
     assert latest.step == 39
     assert not [event for event, _ in asked if event in ("os.listdir", "os.scandir", "fcntl.flock", "fcntl.lockf")]
-    assert sorted(os.path.basename(path) for event, path in asked if event == "open") == [names.HEAD, names.NEXT_HEAD]
+    assert sorted(os.path.basename(path) for event, path in asked if event == "open") == [
+        names.HEAD,
+        names.NEXT_HEAD,
+        names.MANIFEST,
+    ]
     with watched() as asked:
         reader.entries()
     assert "os.listdir" in [event for event, _ in asked]
