@@ -26,6 +26,7 @@ from slurm_resilience.errors import CheckpointError, Fenced, NoValidCheckpoint
 from slurm_resilience.training.entry_source import Local, Shared, Unmarked
 from slurm_resilience.training.link import Link
 from slurm_resilience.training.local import LocalCopies
+from slurm_resilience.training.passed_over import tell_passed_over
 from slurm_resilience.training.refused import CheckFailed, RestoreFailed
 from slurm_resilience.training.restoring import Restorer, place
 from slurm_resilience.training.state import Registry, Snapshot
@@ -108,6 +109,7 @@ class Resumer:
                 self._quarantine(other, f"{refusal.what}, while the older {entry.name} was put back")
             self._lead("accepting the checkpoint", lambda e=entry: self._store.mark_verified(e, self._by))
             now = time.monotonic()
+            tell_passed_over(self._store, self._link, entry, leads=self._team.leads)
             return Resumed(entry.step, entry, now - began, now - put_back_at, how, saved, checks, rejected)
         if doubtful:
             raise doubtful[0][1]

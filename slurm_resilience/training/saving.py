@@ -148,9 +148,10 @@ class Saver:
         self.pace.measured(stall_s, seconds)
 
     def _failed(self, step: int, error: BaseException | None) -> None:
-        log.error("the checkpoint of step %d was not taken: %s", step, error)
+        why = in_words(error)
+        log.error("the checkpoint of step %d was not taken: %s", step, why)
         if self._world.rank == 0 and not isinstance(error, Fenced):
-            self._link.send("checkpoint_failed", step=step, error=str(error))
+            self._link.send("checkpoint_failed", step=step, error=why)
 
     def _kept_metrics(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """The loss, and what retention goes by; the index has no room for everything."""
@@ -271,5 +272,12 @@ class Saver:
 MARGIN = 1.1  # a save that does not end in time harms nobody, one that was not tried loses a stretch of training
 
 
+def in_words(error: BaseException | None) -> str:
+    """What an exception says, and what it is where it says nothing."""
+    return str(error).strip() or repr(error)
+
+
 def _is_number(value: Any) -> bool:
+    if isinstance(value, int):
+        return not isinstance(value, bool) and abs(value) < 1 << 63  # beyond, it is no number for others
     return isinstance(value, float) and math.isfinite(value)
