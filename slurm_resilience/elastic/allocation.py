@@ -1,13 +1,14 @@
 """Which nodes does this attempt use, and which are left out, for what reason?
 
-Unknown is not good news: a node that nobody could ask keeps the state and the marks that it had (:func:`remember`).
+Unknown is not good news: a node that nobody could ask about comes after those that are known to be up.  Whoever looks keeps
+what was known of it (``runtime/drain_watch.py``).
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from slurm_resilience.errors import ConfigError
 
@@ -64,29 +65,6 @@ class Allocation:
     def slots(self) -> tuple[int, ...]:
         """How many ranks each node can hold."""
         return tuple(node.slots or 0 for node in self.nodes)
-
-
-def remember(before: Mapping[str, Node], now: Iterable[Node]) -> dict[str, Node]:
-    """What is known after a look at the cluster that may have failed in part.
-
-    An unknown state or number of slots keeps the last known one, and then the marks stay as well; a node that was not looked
-    at stays as it was.
-    """
-    known = dict(before)
-    for seen in now:
-        last = before.get(seen.name)
-        if last is not None:
-            if seen.slots is None:
-                seen = replace(seen, slots=last.slots)
-            if seen.state is NodeState.UNKNOWN:
-                seen = replace(
-                    seen,
-                    state=last.state,
-                    suspect=seen.suspect or last.suspect,
-                    excluded=seen.excluded or last.excluded,
-                )
-        known[seen.name] = seen
-    return known
 
 
 def allocate(

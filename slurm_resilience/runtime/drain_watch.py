@@ -2,7 +2,8 @@
 
 Slurm lets a running job go on there, and whoever drained the node expects it to leave or to fail: the ranks save and go
 on without it while they still can.  Slurm is asked every half minute; a drain counts when it was seen twice, since a hook
-that is over its budget takes its own back within seconds.  A Slurm that does not answer changes nothing.
+that is over its budget takes its own back within seconds.  A Slurm that does not answer changes nothing, and a node of which
+its answer says nothing stays what it was.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class DrainWatch:
     def __init__(self, outbox: Outbox, *, policy: str, asks: bool) -> None:
         self._outbox, self._policy, self._asks = outbox, policy, asks and policy != "ignore"
         self._open = False
+        self._asked: frozenset[str] = frozenset()
         self._ask_at = outbox.now + LOOK_AGAIN_S
         self._suspects: set[str] = set()
         self._moves: Counter[str] = Counter()
@@ -72,7 +74,7 @@ class DrainWatch:
     def tick(self, nodes: Sequence[str]) -> None:
         """Have Slurm asked when it is time; a question that is open is not asked again."""
         if self._asks and not self._open and self._outbox.now >= self._ask_at:
-            self._open = True
+            self._open, self._asked = True, frozenset(nodes)
             self._outbox.put(i.LookAtNodes(tuple(nodes)))
 
     def said(self, it: i.NodesSeen) -> None:
@@ -82,14 +84,15 @@ class DrainWatch:
         if not it.known:
             return
         self.room, self._news = it.room, True
-        for name in [name for name in self.drained if name not in it.drained]:
+        told = self._asked - it.untold
+        for name in [name for name in self.drained if name in told and name not in it.drained]:
             del self.drained[name]
             self._outbox.record("node_undrained", node=name)
         for name, reason in it.drained.items():
             if name in self._suspects and name not in self.drained:
                 self.drained[name] = " ".join(reason.split())[:_LONGEST_REASON]
                 self._outbox.record("node_drained", node=name, reason=self.drained[name], policy=self._policy)
-        self._suspects = set(it.drained)
+        self._suspects = set(it.drained) | (self._suspects - told)
         if self._suspects - set(self.drained):
             self._ask_at = self._outbox.now + LOOK_AGAIN_S
 

@@ -72,12 +72,13 @@ class Errands(threading.Thread):
         try:
             mine = self._client.nodes(errand.names)
             drained = {name: node.reason for name, node in mine.items() if node.drained}
+            untold = frozenset(errand.names) - mine.keys()
             maintenance = next_maintenance(
                 self._client.reservations(), errand.names, now=time.time(), own=os.environ.get("SLURM_JOB_RESERVATION", "")
             )
             at = maintenance.start_at if maintenance is not None else None
             if not mine or not drained:
-                return NodesSeen({}, known=bool(mine), maintenance_at=at)
+                return NodesSeen({}, known=bool(mine), maintenance_at=at, untold=untold)
         except SlurmError:
             return NodesSeen({}, known=False)
         try:
@@ -85,8 +86,8 @@ class Errands(threading.Thread):
             others = [node for node in self._client.nodes().values() if node.name not in self._nodes and node.usable]
             room = sum(partition in node.fields.get("Partitions", "").split(",") for node in others)
         except SlurmError:
-            return NodesSeen(drained, maintenance_at=at)
-        return NodesSeen(drained, room=room, maintenance_at=at)
+            return NodesSeen(drained, maintenance_at=at, untold=untold)
+        return NodesSeen(drained, room=room, maintenance_at=at, untold=untold)
 
     def _requeue(self, errand: Requeue) -> RequeueEnded:
         outcome = requeue(

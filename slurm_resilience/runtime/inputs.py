@@ -71,13 +71,15 @@ class NodesSeen:
     """The answer to :class:`LookAtNodes`: name → reason of those that are drained.
 
     ``known``: Slurm has answered; ``room``: nodes outside of the allocation that are in service in the job's partition,
-    looked at only when one is drained, None when nobody knows; ``maintenance_at``: when one begins on our nodes.
+    looked at only when one is drained, None when nobody knows; ``maintenance_at``: when one begins on our nodes; ``untold``:
+    those that were asked about and that the answer says nothing of.
     """
 
     drained: dict[str, str]
     known: bool = True
     room: int | None = None
     maintenance_at: float | None = None
+    untold: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Which nodes are used, and that not knowing never improves anybody's state."""
+"""Which nodes are used, and that a node nobody knows of comes after those that are known."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_resilience.elastic import Node, allocate
-from slurm_resilience.elastic.allocation import NodeState, remember
+from slurm_resilience.elastic.allocation import NodeState
 from slurm_resilience.errors import ConfigError
 
 UP, DOWN, DRAINED, UNKNOWN = NodeState.UP, NodeState.DOWN, NodeState.DRAINED, NodeState.UNKNOWN
@@ -103,26 +103,3 @@ def test_every_node_is_used_spare_or_left_out(cluster: list[Node], minimum: int,
     assert all(found.slots)
     # No used suspect while a clean node waits.
     assert not (any(n.suspect for n in found.nodes) and any(not n.suspect for n in found.spare_nodes))
-
-
-@given(st.lists(nodes, max_size=20))
-def test_a_look_that_failed_never_clears_a_mark(looks: list[Node]) -> None:
-    known: dict[str, Node] = {}
-    for seen in looks:
-        before = known.get(seen.name)
-        known = remember(known, [seen])
-        after = known[seen.name]
-        if before is not None and seen.state is UNKNOWN:
-            assert after.state is before.state
-            assert after.suspect or not before.suspect
-            assert after.excluded or not before.excluded
-            assert not before.unusable or after.unusable or before.slots in (None, 0)
-        if seen.slots is None and before is not None:
-            assert after.slots == before.slots
-        if seen.state is not UNKNOWN:
-            assert (after.state, after.suspect, after.excluded) == (seen.state, seen.suspect, seen.excluded)
-
-
-def test_a_node_that_was_not_looked_at_stays_as_it_was() -> None:
-    drained = Node("a", 8, DRAINED)
-    assert remember({"a": drained}, [Node("b", 8)]) == {"a": drained, "b": Node("b", 8)}

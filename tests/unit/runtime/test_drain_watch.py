@@ -53,8 +53,8 @@ class Desk:
                 return True
         return False
 
-    def told(self, drained: dict[str, str], *, known: bool = True, room: int | None = 3) -> list[str]:
-        self.watch.said(i.NodesSeen(drained, known, room))
+    def told(self, drained: dict[str, str], *, known: bool = True, room: int | None = 3, untold: str = "") -> list[str]:
+        self.watch.said(i.NodesSeen(drained, known, room, untold=frozenset(untold.split())))
         return [each.event for each in self.out.take() if isinstance(each, i.Record)]
 
     def move(self, ready: tuple[str, ...] = (), fewest: int = 1) -> Move | str | None:
@@ -94,6 +94,29 @@ def test_a_slurm_that_does_not_answer_changes_nothing() -> None:
     desk.told(BAD)
     desk.told(BAD)
     assert desk.told({}, known=False) == []
+    assert desk.watch.drained == BAD
+
+
+def test_a_node_that_the_answer_says_nothing_of_stays_what_it_was() -> None:
+    desk = Desk()
+    assert desk.asked_within(10)
+    desk.told(BAD)
+    assert desk.told({}, untold="n2") == [], "seen once, and not unseen"
+    assert desk.told(BAD) == ["node_drained"]
+    assert desk.told({}, untold="n2") == []
+    assert desk.watch.drained == BAD
+    assert desk.told({}, untold="n1") == ["node_undrained"]
+
+
+def test_a_node_that_is_gone_and_no_longer_asked_about_stays_drained() -> None:
+    desk = Desk()
+    assert desk.asked_within(10)
+    desk.told(BAD)
+    desk.told(BAD)
+    desk.clock.pass_(ASK_EVERY_S)
+    desk.out.open()
+    desk.watch.tick(("n1",))
+    assert desk.told({}) == []
     assert desk.watch.drained == BAD
 
 

@@ -134,6 +134,14 @@ def test_a_look_at_the_nodes_tells_who_is_drained_and_how_many_others_there_are(
     assert answers.get(timeout=20) == NodesSeen(drained, room=1 if drained else None)
 
 
+@pytest.mark.parametrize("state", ["ALLOCATED", "ALLOCATED+DRAIN"])
+def test_a_look_that_fails_for_one_node_says_so(state: str) -> None:
+    made, answers = errands(Slurm(n1=f"State={state} Partitions=low"))
+    made.put(LookAtNodes(("n1", "n2")))
+    seen = answers.get(timeout=20)
+    assert (seen.known, seen.untold) == (True, {"n2"})
+
+
 @pytest.mark.parametrize(
     ("flags", "nodes", "seen"), [("MAINT,IGNORE_JOBS", "n[1-2]", True), ("MAINT", "n2", False), ("IGNORE_JOBS", "n1", False)]
 )
