@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from slurm_resilience.checkpoint import folders, names
 from slurm_resilience.errors import ConfigError
 
 CLAIM = "run.json"
+_PATIENCE_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ class Ownership:
             return
         folders.ensure(self.path.parent)
         if not self._first(self._text(run_id)):
+            self._let_it_be_written()
             self.require(run_id)  # somebody was faster
             self.give(run_id)  # nobody was: it is the claim on the original of this copy, or damaged
         fsync_dir(self.path.parent)
@@ -72,6 +75,12 @@ class Ownership:
         """Make the root that run's, whosever it was."""
         folders.ensure(self.path.parent)
         write_atomic(self.path, self._text(run_id))
+
+    def _let_it_be_written(self) -> None:
+        """Without hard links, a claim that was made a moment ago may be empty still; one that stays so is damaged."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while time.monotonic() < deadline and os.path.exists(self.path) and os.path.getsize(self.path) == 0:
+            time.sleep(0.01)
 
     def _text(self, run_id: str) -> bytes:
         about: dict[str, Any] = {"v": 1, "run_id": run_id, "inode": os.stat(self.root).st_ino}

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from slurm_resilience.checkpoint import names
+from slurm_resilience.checkpoint import marks, names
 from slurm_resilience.checkpoint.entry import Entry
+from slurm_resilience.checkpoint.ownership import RootOfAnotherRun
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.cli import main
 from slurm_resilience.errors import ExitCode
@@ -138,3 +139,147 @@ def test_prune_keeps_the_best_either_way(root: Path, capsys: pytest.CaptureFixtu
     lowest = [gone["step"] for gone in document(capsys, "prune", str(root), *flags)["removed"]]
     highest = [gone["step"] for gone in document(capsys, "prune", str(root), *flags, "--best-is", "highest")["removed"]]
     assert lowest != highest
+
+
+def empty_manifest(root: Path, step: int) -> None:
+    (root / entries(root)[step].name / names.MANIFEST).write_bytes(b"")
+
+
+def test_what_is_bad_is_released_by_force_only(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(root, 30)
+    text(capsys, "quarantine", str(root), "30", "--reason", "odd")
+    said = text(capsys, "release", str(root), "30", code=ExitCode.BAD_CHECKPOINT)
+    assert all(word in said for word in ("weights", "--force"))
+    assert not entries(root)[30].usable
+    assert document(capsys, "release", str(root), "30", "--force")["usable"] is True
+    assert "released although" in text(capsys, "list", str(root))
+
+
+def test_prune_counts_nothing_that_is_bad(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Whether somebody released it by force or nobody knows of it yet: the good ones stay."""
+    damage(root, 30)
+    text(capsys, "quarantine", str(root), "30", "--reason", "odd")
+    text(capsys, "release", str(root), "30", "--force")
+    assert [one["step"] for one in document(capsys, "prune", str(root), "--keep-last", "1", "--no-verify")["removed"]] == [10]
+    commit(opened(root, attempt=2), 40)
+    damage(root, 40)
+    pruned = document(capsys, "prune", str(root), "--keep-last", "1")
+    assert pruned["removed"] == []
+    assert list(pruned["bad"]) == [entries(root)[40].name]
+    assert "is bad and does not count" in text(capsys, "prune", str(root), "--keep-last", "1", "--dry-run")
+    assert entries(root).keys() == {20, 30, 40}
+
+
+def test_a_resume_that_verifies_it_takes_the_doubt_away(root: Path) -> None:
+    store = opened(root, attempt=2)
+    entry = store.release(entries(root)[30], doubt="one byte")
+    assert entry.doubt == "one byte"
+    assert store.mark_verified(entry, by="a run").doubt == ""
+    store.release(entry, doubt="one byte")
+    assert store.release(entry).doubt == ""
+    assert not (root / entry.name / marks.DOUBTED).exists()
+
+
+def test_an_entry_without_a_manifest_is_never_the_latest(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty_manifest(root, 30)
+    for verb in ("show", "verify"):
+        said = text(capsys, verb, str(root))
+        assert f"{entries(root)[30].name} is newer and passed over" in said
+        assert f"{entries(root)[20].name}" in said
+    assert document(capsys, "list", str(root))["latest"] == entries(root)[20].name
+
+
+def test_marks_on_an_entry_without_a_manifest_are_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty_manifest(root, 30)
+    assert "pinned" in text(capsys, "pin", str(root), "30")
+    said = text(capsys, "quarantine", str(root), "30", "--reason", "the loss jumped")
+    assert all(word in said for word in ("the loss jumped", "manifest", "pinned"))
+    assert "is bad and is not released" in text(capsys, "release", str(root), "30", code=ExitCode.BAD_CHECKPOINT)
+    assert "stays unusable" in text(capsys, "release", str(root), "30", "--force")
+
+
+def test_verify_all_says_so_when_no_manifest_can_be_read(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (10, 20, 30):
+        empty_manifest(root, step)
+    found = document(capsys, "verify", str(root), "--all", code=ExitCode.BAD_CHECKPOINT)
+    assert [one["good"] for one in found] == [False] * 3
+    text(capsys, "verify", str(root), "--all", "--quarantine", code=ExitCode.BAD_CHECKPOINT)
+    assert "no usable checkpoint" in text(capsys, "verify", str(root), "--all", code=ExitCode.BAD_CHECKPOINT)
+    assert "all quarantined" in text(capsys, "show", str(root), code=ExitCode.BAD_CHECKPOINT)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["prune", "--keep-last", "1", "--every-hours", "nan"], "every_hours"),
+        (["prune", "--keep-last", "1", "--every-hours", "inf"], "every_hours"),
+        (["prune", "--keep-last", "1", "--every-hours", "0"], "every_hours"),
+        (["prune", "--keep-last", "1", "--every-steps", "0"], "every_steps"),
+        (["prune", "--keep-last", "1", "--best", "nope"], "recorded are: loss"),
+        (["verify", "--threads", "0"], "--threads 0"),
+        (["verify", "--ranks", "0"], "--ranks 0"),
+        (["release", "10", "--threads", "-1"], "--threads -1"),
+        (["show", ""], "NAME is empty"),
+        (["pin", " "], "NAME is empty"),
+        (["quarantine", "10", "--reason", " "], "--reason is empty"),
+        (["hand-over", "--to", "/nowhere"], "is no run's folder"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(root: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str) -> None:
+    before = sorted(path for path in root.rglob("*") if path.name != ".lock")
+    assert says in text(capsys, words[0], str(root), *words[1:], code=ExitCode.CONFIG_ERROR)
+    assert sorted(path for path in root.rglob("*") if path.name != ".lock") == before
+
+
+@pytest.mark.parametrize("name", ["\u00b2", "\u0661", "9" * 5000, "-1", "\x1b[31m", "\udcff"])
+def test_no_odd_name_means_a_checkpoint(root: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    said = text(capsys, "pin", str(root), "--", name, code=ExitCode.BAD_CHECKPOINT)
+    assert "No checkpoint" in said
+    assert "\x1b" not in said
+    assert len(said) < 1500
+
+
+def test_what_a_terminal_would_obey_is_not_printed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text(capsys, "quarantine", str(root), "30", "--reason", "red \x1b[31m\r\nand \ud800 long " + "x" * 5000)
+    for verb in (["list"], ["show", "30"], ["quarantine", "30", "--reason", "\x1b]0;\x07"]):
+        said = text(capsys, verb[0], str(root), *verb[1:])
+        assert not [one for one in said if not one.isprintable() and one != "\n"]
+        assert max(map(len, said.splitlines())) < 1500
+
+
+def test_rebuild_of_what_holds_nothing_says_so(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in (10, 20, 30):
+        empty_manifest(root, step)
+    (root / names.HEAD).write_bytes(b"")
+    said = text(capsys, "rebuild", str(root), "--dry-run")
+    assert "would name: nothing, there is no usable checkpoint" in said
+    assert "before: there was none that can be believed" in said
+    text(capsys, "rebuild", str(root))
+    assert "the same before" in text(capsys, "rebuild", str(root), "--dry-run")
+
+
+def test_a_path_that_no_file_system_takes_is_no_traceback(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "could not go on" in text(capsys, "list", "x" * 5000, code=ExitCode.BAD_CHECKPOINT)
+    (root / names.HISTORY).unlink()
+    (root / names.GONE).write_bytes(b"")
+    assert "FileExistsError" in text(capsys, "prune", str(root), "--keep-last", "1", code=ExitCode.BAD_CHECKPOINT)
+    assert len(entries(root)) == 3
+
+
+def test_hand_over_to_a_run_that_was_refused(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shared = tmp_path / "shared"
+    commit(opened(shared, attempt=7, run_id="alpha"), 10)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "run.json").write_text(json.dumps({"v": 1, "run_id": "beta", "created": 0.0}))
+    with pytest.raises(RootOfAnotherRun):
+        opened(shared, attempt=1, run_id="beta")
+    told = document(capsys, "hand-over", str(shared), "--to", str(other))
+    assert (told["before"], told["run_id"], told["attempt"]) == ("alpha", "beta", 7)
+    assert (other / "attempt").read_text() == "7\n"
+    taken = opened(shared, attempt=8, run_id="beta")
+    commit(taken, 5)
+    assert [entry.step for entry in taken.candidates()] == [5, 10]
+    with pytest.raises(RootOfAnotherRun):
+        opened(shared, attempt=9, run_id="alpha")
+    assert document(capsys, "list", str(shared))["run_id"] == "beta"
