@@ -16,6 +16,7 @@ import shlex
 import sys
 from typing import Any
 
+from slurm_resilience.cli import checkpoint_file
 from slurm_resilience.errors import ConfigError
 
 _UNITS_MIN = {"s": 1 / 60, "m": 1.0, "h": 60.0}
@@ -38,21 +39,26 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--wrap", metavar="CMD", help="put before the command on every node, e.g. 'apptainer exec --nv img.sif'")
     add("--local", type=int, default=0, metavar="N", help="no Slurm: N pretend nodes on this machine")
     add("--cold", action="store_true", help="start ranks by exec, without warm launchers")
+    add("--log-format", choices=("text", "json"), help="lines of the supervisor's log (default: text)")
+    add("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics here, on the loopback interface unless "
+                                                         "observe.metrics_host says another; 0: any port")  # fmt: skip
+    checkpoint_file.configure(parser)
     add("argv", nargs="+", metavar="CMD", help="the command and its arguments, after --")
 
 
 def execute(args: argparse.Namespace) -> int:
     """Supervise, and say on stdout what happens."""
     from slurm_resilience.runtime.processes import set_name
-    from slurm_resilience.runtime.start import Wish, supervise
+    from slurm_resilience.runtime.start import Wish, check_command, supervise
 
     set_name("sr-supervisor")
 
     def show(line: str) -> None:
         print(line, flush=True)
 
+    check_command(args.argv, wrapped=bool(args.wrap))
     wish = Wish(
-        argv=tuple(args.argv),
+        argv=tuple(checkpoint_file.command_of(args)),
         run_dir=args.run_dir,
         config_file=args.config,
         values=overrides(args),
@@ -85,6 +91,10 @@ def overrides(args: argparse.Namespace) -> dict[str, Any]:
         given = getattr(args, key)
         if given is not None:
             values[key] = given
+    for key in ("log_format", "metrics_port"):
+        given = getattr(args, key, None)
+        if given is not None:
+            values[f"observe.{key}"] = given
     if args.preload is not None:
         values["preload"] = tuple(name for name in re.split(r"[,\s]+", args.preload) if name)
     if args.cold:

@@ -16,10 +16,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from slurm_resilience.cli import checkpoint_file
 from slurm_resilience.errors import ConfigError, ExitCode
 
 _OWN = ("folder", "run-dir", "config", "set", "nodes", "spares", "ranks-per-node", "global-batch", "micro-batch",
-        "checkpoint-every", "preload", "wrap", "cold", "python", "signal-delay-s", "dry-run", "wait", "json")  # fmt: skip
+        "checkpoint-every", "preload", "wrap", "cold", "python", "signal-delay-s", "dry-run", "wait", "json", "checkpoint-file",
+        "resume-with")  # fmt: skip
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,6 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--dry-run", action="store_true", help="print the script; nothing is written or queued")
     add("--wait", action="store_true", help="stay until the job is over; end with its exit code")
     add("--json", action="store_true", help="print one JSON document")
+    checkpoint_file.configure(parser)
     for name, short in SBATCH_OPTIONS.items():
         words = [f"--{name}", *([f"-{short}"] if short else [])]
         if name in SBATCH_FLAGS:
@@ -64,7 +67,8 @@ def execute(args: argparse.Namespace) -> int:
     from slurm_resilience.submit.prepare import Work
 
     config = ResilienceConfig.load(args.config, overrides(args))
-    command = _findable(args.argv, wrapped=bool(args.wrap), chdir=slurm_options(args).get("chdir"))
+    _findable(args.argv, wrapped=bool(args.wrap), chdir=slurm_options(args).get("chdir"))
+    command = tuple(checkpoint_file.command_of(args))
     folder = Path(args.run_dir).absolute().parent if args.run_dir else args.folder
     if args.run_dir and not args.dry_run and (done := _complete(Path(args.run_dir).absolute())):
         print(json.dumps({"job_id": None, "run_dir": str(Path(args.run_dir).absolute()), "said": done}) if args.json else done)

@@ -7,13 +7,13 @@ same shell that a user copies.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.submit.templates import template_path
 
-_SETTINGS = "# ---- settings "
 _BODY = "# ---- body "
 _LAST_LINE = 'exit "$code"'
 
@@ -58,25 +58,26 @@ def body() -> str:
 
 def render(header: str, settings: Settings) -> str:
     """A whole script: ``header`` (the shebang and sbatch's lines), ``settings``, the template's body."""
-    lines = [
-        f"{_SETTINGS}{'-' * 100}",
-        f"run_dir={_word(settings.run_dir)}",
-        f"resilience={_array(settings.resilience)}",
-        f"options={_array(settings.options)}",
-        f"command={_array(settings.command)}",
-        f"export RESILIENCE_SIGNAL_LEAD_S={settings.lead_s}",
-        *settings.setup,
-        "",
-        f"{_BODY}{'-' * 104}",
-    ]
     text = body()
     if settings.teardown:
-        text = text.rstrip()[: -len(_LAST_LINE)] + "\n".join([*settings.teardown, _LAST_LINE]) + "\n"
-    return header.rstrip("\n") + "\n\n" + "\n".join(lines) + "\n" + text
+        text = text.rstrip()[: -len(_LAST_LINE)] + "\n".join(["set +e", *settings.teardown, _LAST_LINE]) + "\n"
+    return fill("submission", {**vars(settings), "header": header.rstrip("\n"), "body": text})
 
 
-def _array(words: Sequence[str]) -> str:
-    return f"({' '.join(map(_word, words))})"
+def fill(name: str, values: Mapping[str, Any]) -> str:
+    """One of the shipped Jinja templates with these values; ``word(x)`` and ``words(list)`` quote for the shell in it."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # late: it costs a tenth of a second
+
+    folder = template_path(f"templates/{name}.j2").parent
+    environment = Environment(  # noqa: S701  what comes out is shell, not HTML, and word() quotes it
+        loader=FileSystemLoader(folder), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+    return environment.get_template(f"{name}.j2").render({**values, "word": _word, "words": _words})
+
+
+def _words(words: Sequence[str]) -> str:
+    return " ".join(map(_word, words))
 
 
 def _word(word: str) -> str:

@@ -21,10 +21,13 @@ export RESILIENCE_SIGNAL_LEAD_S=45
 module load cuda
 
 # ---- body --------------------------------------------------------------------------------------------------------
-set -u -o pipefail
+set -euo pipefail
 
 # Slurm's copy of this file, to be queued again where Slurm does not let the job come back.
 export RESILIENCE_BATCH_SCRIPT=$0
+# A supervisor that has no scontrol, in a container say, asks this shell to put the job back, by a file.
+export RESILIENCE_REQUEUE_WISH=
+if command -v scontrol > /dev/null; then RESILIENCE_REQUEUE_WISH=$PWD/.resilience-requeue-${SLURM_JOB_ID:-0}; fi
 
 [[ -z $run_dir ]] || options=(--run-dir "$run_dir" ${options[@]+"${options[@]}"})
 
@@ -36,9 +39,8 @@ trap '' TERM CONT USR1 USR2
 # killed it: then it is started again, with more patience each time, and picks up where it was.
 most_deaths=8 deaths=0
 while true; do
-  started=$SECONDS
-  "${resilience[@]}" run ${options[@]+"${options[@]}"} -- "${command[@]}"
-  code=$?
+  started=$SECONDS code=0
+  "${resilience[@]}" run ${options[@]+"${options[@]}"} -- "${command[@]}" || code=$?
   ((code < 128)) && break
   ((SECONDS - started > 600)) && deaths=0
   deaths=$((deaths + 1))
@@ -47,5 +49,20 @@ while true; do
   # The first restart comes at once: every second here is a second without training.
   ((deaths > 1)) && sleep $((2 ** (deaths - 1)))
 done
+
+if [[ $code == 75 && -n $RESILIENCE_REQUEUE_WISH && -e $RESILIENCE_REQUEUE_WISH ]]; then
+  rm -f -- "$RESILIENCE_REQUEUE_WISH"
+  job=$SLURM_JOB_ID
+  [[ -z ${SLURM_ARRAY_TASK_ID:-} ]] || job=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID
+  # Slurm holds no job that was cancelled; a requeue would bring it back to life.
+  if scontrol hold "$job"; then
+    scontrol requeue "$job" || true # in the queue already
+    scontrol update "JobId=$job" StartTime=now+4 || true
+    for _ in 1 2 3 4 5; do scontrol release "$job" && break || sleep 2; done
+  else
+    code=86
+  fi
+fi
+set +e
 echo bye
 exit "$code"
