@@ -21,6 +21,8 @@ from slurm_resilience.observe.standing import Observer, Standing
 METRICS = "metrics.jsonl"
 # A page wider than this many points shows no more of a curve.
 _POINTS = 2000
+# What every checkpoint root has; nothing above this floor may be asked.
+_OF_A_ROOT = "fence"
 
 
 @dataclass
@@ -182,6 +184,8 @@ def _still_there(saves: Iterable[Saved], folder: Path) -> Iterator[Saved]:
     try:
         there = set(os.listdir(Path(given) if isinstance(given, str) and given else folder / "checkpoints"))
     except (OSError, ValueError):
+        there = set()
+    if _OF_A_ROOT not in there:  # the script has chosen another place, or it is gone as a whole
         yield from saves
         return
     for saved in saves:

@@ -80,6 +80,23 @@ def test_checkpoints_are_told_now_and_then() -> None:
     )
 
 
+def test_a_checkpoint_that_is_not_used_is_told_with_its_reason() -> None:
+    assert lines(
+        {"event": "checkpoint_quarantined", "step": 30, "name": "s30", "reason": "weights: its data is damaged"},
+        {"event": "checkpoint_passed_over", "step": 20, "name": "s20", "reason": "its manifest is damaged"},
+    ) == [
+        "checkpoint s30 is not used any more: weights: its data is damaged",
+        "checkpoint s20 was passed over: its manifest is damaged",
+    ]
+
+
+def test_a_rank_whose_node_nobody_knows_is_told_without_one() -> None:
+    assert lines({"event": "exception", "rank": 0, "type": "ValueError", "message": "x"}) == ["rank 0 raised ValueError: x"]
+    assert lines({"event": "rank_quiet", "rank": 1, "node": None, "quiet_s": 5.0}) == [
+        "rank 1 has shown no sign of life for 5 s"
+    ]
+
+
 def test_of_the_exceptions_of_an_attempt_the_first_is_told() -> None:
     raised = [{"event": "exception", "rank": rank, "node": "n1", "type": "ValueError", "message": "x"} for rank in range(3)]
     assert lines(*raised) == ["rank 0 on n1 raised ValueError: x"]

@@ -212,3 +212,29 @@ def test_in_a_real_browser(page: str, tmp_path: Path, width: int, dark: bool) ->
     assert seen["bar"] > 20
     assert (brightness(seen["page"]) < 80) is dark
     assert abs(brightness(seen["page"]) - brightness(seen["ink"])) > 120
+
+
+@pytest.mark.parametrize("where", ["its own folder", "elsewhere"])
+def test_a_checkpoint_that_was_removed_is_not_called_committed(tmp_path: Path, where: str) -> None:
+    folder = write(tmp_path / "run")
+    root = folder / "checkpoints"
+    if where == "elsewhere":
+        root = tmp_path / "scratch"
+        run = json.loads((folder / "run.json").read_text())
+        run["config"]["checkpoint"] = {"dir": str(root)}
+        (folder / "run.json").write_text(json.dumps(run))
+    before = [saved for saved in read(folder).saves if saved.state == "committed"]
+    (root / "fence").mkdir(parents=True)
+    (root / before[-1].name).mkdir()
+    after = [saved.state for saved in read(folder).saves if saved.bytes is not None]
+    assert after == [*["removed"] * (len(before) - 1), "committed"]
+    assert "removed" in render(read(folder), now=0.0)
+
+
+def test_where_no_checkpoint_root_is_to_be_found_nothing_is_called_removed(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run")
+    before = [saved.state for saved in read(folder).saves]
+    (folder / "checkpoints").mkdir()
+    assert [saved.state for saved in read(folder).saves] == before
+    (folder / "run.json").write_text("torn")
+    assert [saved.state for saved in read(folder).saves] == before
