@@ -226,7 +226,9 @@ class Coordinator:
         if verdict is not None:
             can = self.config.requeue and self.spec.can_requeue
             cause, detail = verdict.cause, verdict.detail
-            self._leave(decide_warned(cause, detail, already_requeued=verdict.requeued, can_requeue=can))
+            script = self.spec.script_requeues
+            done = verdict.requeued
+            self._leave(decide_warned(cause, detail, already_requeued=done, can_requeue=can, by_script=script))
 
     def _on_leaving(self) -> None:
         if self.farewell is not None:

@@ -35,10 +35,11 @@ class Errands(threading.Thread):
         config: Mapping[str, str],
         answer: Callable[[Input], None],
         run_dir: Path | None = None,
+        requeue_wish: str = "",
     ) -> None:
         super().__init__(name="errands", daemon=True)
         self._client, self._job_id, self._restart, self._nodes = client, job_id, restart, nodes
-        self._run_dir = run_dir
+        self._run_dir, self._requeue_wish = run_dir, requeue_wish
         self._run_id, self._lead_s, self._config, self._answer = run_id, lead_s, config, answer
         self._todo: queue.SimpleQueue[AskSlurm | Requeue] = queue.SimpleQueue()
 
@@ -90,6 +91,8 @@ class Errands(threading.Thread):
         return NodesSeen(drained, room=room, maintenance_at=at, untold=untold)
 
     def _requeue(self, errand: Requeue) -> RequeueEnded:
+        if self._requeue_wish:
+            return self._by_script(self._requeue_wish)
         outcome = requeue(
             self._client,
             self._job_id,
@@ -102,6 +105,16 @@ class Errands(threading.Thread):
         if outcome.action == "failed" and not outcome.held and self._run_dir is not None:
             return self._in_a_new_job(errand, outcome, self._run_dir)
         return RequeueEnded(outcome.ok, outcome.reason, outcome.as_fields())
+
+    def _by_script(self, wish: str) -> RequeueEnded:
+        """There is no scontrol here; the batch script, which has one, looks for this file when we have ended."""
+        try:
+            Path(wish).touch()
+        except OSError as error:
+            reason = f"the batch script could not be asked to put the job back: {error}"
+            return RequeueEnded(False, reason, {"action": "failed", "reason": reason})
+        reason = "there is no scontrol here: the batch script puts the job back"
+        return RequeueEnded(True, reason, {"action": "requeued", "reason": reason})
 
     def _in_a_new_job(self, errand: Requeue, outcome: Outcome, run_dir: Path) -> RequeueEnded:
         """Slurm did not let this one come back, and it is not in the queue."""

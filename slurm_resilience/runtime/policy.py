@@ -77,11 +77,12 @@ def decide(history: History, now: Situation, config: ResilienceConfig) -> Decisi
     return _give_up(history, now, config) or _back_off(history, now) or _with_whom(now, config)
 
 
-def decide_warned(cause: Cause, detail: str, *, already_requeued: bool, can_requeue: bool) -> Decision:
+def decide_warned(cause: Cause, detail: str, *, already_requeued: bool, can_requeue: bool, by_script: bool = False) -> Decision:
     """Requeue or stop, after everything has saved and ended on a warning.
 
     A cancelled job is never requeued, and neither is one whose cause nobody could tell: the recipe would bring a cancelled
-    job back to life.  Source: facts measured on Slurm 22.05, ``requeuehold`` answers 0 for a job in mid-cancel.
+    job back to life.  ``by_script``: that is the batch script's to find out, which can ask.
+    Source: facts measured on Slurm 22.05, ``requeuehold`` answers 0 for a job in mid-cancel.
     """
     code = EXIT_CODE_OF[cause]
     why = f"{str(cause).replace('_', ' ')} ({detail})" if detail else str(cause).replace("_", " ")
@@ -93,6 +94,9 @@ def decide_warned(cause: Cause, detail: str, *, already_requeued: bool, can_requ
         if can_requeue:
             return Decision("requeue", f"{why}: the run goes on in a new allocation", (), cause, code)
         return Decision("stop", f"{why}: requeueing is off or not possible here", (), cause, code)
+    if cause is Cause.UNKNOWN and by_script and can_requeue:
+        reason = f"{why}: the batch script asks Slurm, and puts the job back unless it was cancelled"
+        return Decision("requeue", reason, (), cause, code)
     return Decision("stop", f"{why}: the run ends here", (), cause, code)
 
 

@@ -13,7 +13,8 @@ class RunSpec:
 
     ``settings``: the part of the configuration that ranks get.  ``restart``: Slurm's restart count.  ``gpus``: those of the
     job on each node, empty where it has none or nobody could tell; ``gpu_request``: what its environment says of them.
-    ``lead_s``: how long before the time limit the ranks are to save and end.
+    ``lead_s``: how long before the time limit the ranks are to save and end; ``script_requeues``: there is no
+    scontrol here, and the batch script has one.
     """
 
     argv: tuple[str, ...]
@@ -28,6 +29,7 @@ class RunSpec:
     requeue_nodes: tuple[int, int] | None = None
     kill_wait_s: float = 30.0
     lead_s: float = 0.0
+    script_requeues: bool = False
     gpus: Mapping[str, int] = field(default_factory=dict)
     gpu_request: Mapping[str, str] = field(default_factory=dict)
 

@@ -107,7 +107,8 @@ def _supervise(
         asked = (config.nodes[0], config.nodes[1] + config.spares) if chosen else None
         spec = _spec(
             wish, config, folder, job_id=here.job_id, restart=here.restart_count, has_slurm=True,
-            kill_wait_s=around.kill_wait_s, lead_s=around.lead_s, can_requeue=around.can_requeue, requeue_nodes=asked,
+            kill_wait_s=around.kill_wait_s, lead_s=around.lead_s, can_requeue=around.can_requeue,
+            script_requeues=around.script_requeues, requeue_nodes=asked,
             gpus=around.gpus, gpu_request=gpu_request(),
         )  # fmt: skip
         around.keep(folder.path, spec)

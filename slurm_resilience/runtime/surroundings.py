@@ -20,9 +20,12 @@ from slurm_resilience.runtime.run_folder import RunFolder
 from slurm_resilience.runtime.spec import RunSpec
 from slurm_resilience.slurm.client import CommandClient
 from slurm_resilience.slurm.environment import SlurmEnvironment
+from slurm_resilience.slurm.failures import CommandMissing
 from slurm_resilience.slurm.timeleft import DEFAULT_KILL_WAIT_S, kill_wait_s
 
 LEAD_VARIABLE = "RESILIENCE_SIGNAL_LEAD_S"
+# Set by the shipped script where it has a scontrol: the file whose presence tells it to put the job back.
+WISH_VARIABLE = "RESILIENCE_REQUEUE_WISH"
 FILE_NAME = "allocation.json"
 VERSION = 1
 
@@ -46,6 +49,7 @@ class Surroundings:
     gpus: dict[str, int] = field(default_factory=dict)
     lead_s: float = 0.0
     problem: str = ""
+    requeue_wish: str = ""
 
     @classmethod
     def of(cls, here: SlurmEnvironment) -> Surroundings:
@@ -62,9 +66,18 @@ class Surroundings:
             found.gpus = {name: count for name, count in client.gpus(here.job_id).items() if name in here.nodes}
             known = client.nodes(here.nodes)
             found.addresses |= {name: node.fields.get("NodeAddr", name) for name, node in known.items()}
+        except CommandMissing as error:
+            found.requeue_wish = os.environ.get(WISH_VARIABLE, "")
+            found.can_requeue = bool(found.requeue_wish)
+            found.problem = _without_scontrol(error, found.can_requeue)
         except SlurmError as error:
             found.problem = f"Slurm could not be asked about this job; going on with defaults. {error}"
         return found
+
+    @property
+    def script_requeues(self) -> bool:
+        """Slurm cannot be asked for anything here, but the batch script can do it for us."""
+        return bool(self.requeue_wish)
 
     def others(self, node: str) -> list[str]:
         """Addresses of the nodes besides this one."""
@@ -82,6 +95,7 @@ class Surroundings:
             return Errands(
                 CommandClient(), job_id=self.job_id, restart=self.restart, nodes=self.nodes, run_id=run_id,
                 lead_s=self.lead_s, config=self.settings, answer=answer, run_dir=run_dir,
+                requeue_wish=self.requeue_wish,
             )  # fmt: skip
 
         return make
@@ -105,3 +119,15 @@ class Surroundings:
         asked = (spec.requeue_nodes[0], spec.requeue_nodes[1]) if spec.requeue_nodes is not None else None
         around.nodes = tuple(around.nodes)
         return around, dataclasses.replace(spec, argv=tuple(spec.argv), requeue_nodes=asked)
+
+
+def _without_scontrol(error: CommandMissing, script_can: bool) -> str:
+    """What that means for the run, said when it begins and not when it ends."""
+    if script_can:
+        way = "the batch script, which has one, puts the job back when it has to end, and a cancelled job stays cancelled"
+    else:
+        way = (
+            "the job cannot come back by itself when it is preempted or reaches its time limit. Bind Slurm's commands into the "
+            "container, or start slurm-resilience from the shipped script: it requeues the job from outside"
+        )
+    return f"Slurm cannot be asked from here, so nobody will know why the job ends: {error.what} ({error.evidence}); {way}."

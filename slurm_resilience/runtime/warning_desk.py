@@ -50,6 +50,8 @@ class WarningDesk:
 
     def hear(self, signal: str, t: float, source: str) -> None:
         """A signal came, to an agent or to ourselves."""
+        if self._spec.script_requeues and self._spec.lead_s > 0 and signal == "SIGUSR2":
+            signal = "none"  # --signal's own, and nobody can be asked whether it is: the end is near
         if self.alarm is None:
             grace = self._grace_s
             if self._spec.has_slurm:
@@ -128,7 +130,8 @@ class WarningDesk:
         alarm = self.alarm
         if alarm is None or self._open is not None:
             return None
-        return alarm.verdict if alarm.conclusive(self._outbox.now, patience_s=self._spec.kill_wait_s / 2) else None
+        patience_s = 0.0 if self._spec.script_requeues else self._spec.kill_wait_s / 2
+        return alarm.verdict if alarm.conclusive(self._outbox.now, patience_s=patience_s) else None
 
     def wants_checkpoint(self) -> bool:
         """The alarm was a mere wish for a checkpoint; it is over then."""

@@ -154,6 +154,17 @@ def test_a_look_at_the_nodes_tells_of_a_maintenance_on_them(flags: str, nodes: s
     assert answers.get(timeout=20).maintenance_at == (1893456000.0 if seen else None)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_the_batch_script_is_asked_by_a_file(there: bool, tmp_path: Path) -> None:
+    made, answers = errands(Slurm())
+    wish = tmp_path / "wish" if there else tmp_path / "nowhere" / "wish"
+    made._requeue_wish = str(wish)
+    made.start()
+    made.put(Requeue((1, 2), {}))
+    ended = answers.get(timeout=20)
+    assert (ended.ok, ended.fields["action"], wish.exists()) == (there, "requeued" if there else "failed", there)
+
+
 def test_a_slurm_that_does_not_answer_knows_of_no_drain() -> None:
     slurm = Slurm(n1="State=IDLE")
     slurm.away = True

@@ -17,6 +17,7 @@ from slurm_resilience.runtime.backend_slurm import SlurmBackend, srun_command
 from slurm_resilience.runtime.by_hand import refusal
 from slurm_resilience.runtime.run_folder import RunFolder
 from slurm_resilience.runtime.start import Wish, check_command, configure, default_run_dir, refuse_another_job, supervise
+from slurm_resilience.runtime.surroundings import WISH_VARIABLE, Surroundings
 from slurm_resilience.runtime.whereabouts import address_towards
 from slurm_resilience.slurm.client import CommandClient
 from slurm_resilience.slurm.environment import SlurmEnvironment
@@ -235,3 +236,15 @@ def test_a_heterogeneous_job_is_refused_before_anything_starts(monkeypatch: pyte
 def test_a_component_of_a_heterogeneous_job_is_not_moved_alone() -> None:
     assert refusal(job_record(HetJobId="7", HetJobOffset="0")) == ""
     assert "give 7" in refusal(job_record(HetJobId="7", HetJobOffset="1"))
+
+
+@pytest.mark.parametrize(("wish", "said"), [("/w/wish", "puts the job back"), ("", "cannot come back by itself")])
+def test_a_missing_scontrol_is_found_out_at_the_start(wish: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "PATH": "/nowhere", WISH_VARIABLE: wish}.items():
+        monkeypatch.setenv(name, value)
+    here = SlurmEnvironment.current()
+    assert here is not None
+    around = Surroundings.of(here)
+    assert said in around.problem
+    assert "There is no command 'scontrol' here" in around.problem
+    assert (around.can_requeue, around.script_requeues) == (bool(wish), bool(wish))

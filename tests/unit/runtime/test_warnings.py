@@ -103,6 +103,20 @@ def test_without_slurms_answer_nothing_is_requeued() -> None:
     assert stage.exit_code == ExitCode.INTERNAL
 
 
+@pytest.mark.parametrize("signal", ["SIGTERM", "SIGUSR2"])
+def test_without_scontrol_the_batch_script_puts_the_job_back(signal: str) -> None:
+    """submitit#1601, Lightning#21404, pyxis#129: there is none on the node, or in the container."""
+    stage = Stage(2, spec={"script_requeues": True, "lead_s": 90.0}).running()
+    stage.slurm_says(Cause.UNKNOWN, known=False)
+    stage.warn(signal)
+    assert stage.agents["n1"].orders[-1].stop
+    stage.finish_ranks(fact="stopped")
+    stage.pass_(1)
+    assert len(stage.requeues) == 1
+    assert "unless it was cancelled" in stage.last("decided")["reason"]
+    assert stage.exit_code == ExitCode.REQUEUED
+
+
 def test_an_answer_that_never_comes_does_not_stop_the_ranks_from_saving() -> None:
     stage = Stage(2).running()
     stage.slurm_answers = False

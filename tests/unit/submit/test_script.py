@@ -205,3 +205,30 @@ def test_an_edited_template_is_noticed(plain: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(script, "template_path", lambda: broken)
     with pytest.raises(ConfigError, match="not the template that we shipped"):
         script.body()
+
+
+FAKE_SCONTROL = """#!/bin/bash
+echo "$*" >> {log}
+[[ $1 != {refused} ]] || {{ echo "slurm_suspend error: Job has already finished" >&2; exit 1; }}
+"""
+
+
+@pytest.mark.parametrize(
+    ("refused", "code", "asked"),
+    [
+        ("nothing", 75, ["hold 7_3", "requeue 7_3", "update JobId=7_3 StartTime=now+4", "release 7_3"]),
+        ("requeue", 75, ["hold 7_3", "requeue 7_3", "update JobId=7_3 StartTime=now+4", "release 7_3"]),  # in the queue already
+        ("hold", 86, ["hold 7_3"]),  # it was cancelled
+    ],
+)
+def test_the_shell_puts_the_job_back_for_a_supervisor_without_scontrol(
+    plain: Path, refused: str, code: int, asked: list[str]
+) -> None:
+    (plain / "scontrol").write_text(FAKE_SCONTROL.format(log=plain / "asked", refused=refused))
+    (plain / "scontrol").chmod(0o755)
+    array = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    process = supervised(plain, 'touch "$RESILIENCE_REQUEUE_WISH"; exit 75', **array)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == code, said
+    assert (plain / "asked").read_text().splitlines() == asked
+    assert not list(plain.glob(".resilience-requeue*"))

@@ -58,7 +58,10 @@ if [[ $code == 75 && -n $RESILIENCE_REQUEUE_WISH && -e $RESILIENCE_REQUEUE_WISH 
   if scontrol hold "$job"; then
     scontrol requeue "$job" || true # in the queue already
     scontrol update "JobId=$job" StartTime=now+4 || true
-    for _ in 1 2 3 4 5; do scontrol release "$job" && break || sleep 2; done
+    for _ in 1 2 3 4 5; do
+      scontrol release "$job" && break
+      sleep 2
+    done
   else
     code=86
   fi
