@@ -180,6 +180,50 @@ class BudgetConfig(_Section):
     oom: int = Field(default=2, ge=0)
 
 
+class NotifyConfig(_Section):
+    """Whom to tell outside of Slurm, and of what.  The message is JSON: on the command's stdin, or posted."""
+
+    events: tuple[str, ...] = Field(
+        default=("fault_detected", "recovered", "requeue_failed", "checkpoint_quarantined", "run_failed", "run_completed"),
+        description="events to tell of, by their names in docs/reference/events.md, and recovered: training goes on",
+    )
+    command: str | None = Field(default=None, description="command to run, without a shell; it must not hold a secret")
+    webhook_file: str | None = Field(
+        default=None,
+        description="file of mode 0600: the URL to post to, then header lines; so no secret is in a command line",
+    )
+    every_s: float = Field(default=60.0, ge=0, description="at most one message of each event in so many seconds")
+    timeout_s: float = Field(default=10.0, gt=0, le=300, description="longest time for one try; the run does not wait for it")
+
+    @field_validator("events", mode="before")
+    @classmethod
+    def _names(cls, value: Any) -> Any:
+        return tuple(name for name in re.split(r"[,\s]+", value) if name) if isinstance(value, str) else value
+
+
+class ObserveConfig(_Section):
+    """What the supervisor tells others while it runs.  All of it is off by default, and none of it can fail a run."""
+
+    log_format: Literal["text", "json"] = Field(
+        default="text", description="lines of the supervisor's log and of the job's output"
+    )
+    metrics_file: str | None = Field(
+        default=None, description="textfile for node-exporter's collector, on the batch host; its name ends in .prom"
+    )
+    metrics_port: int | None = Field(
+        default=None, ge=0, le=65535, description="serve Prometheus metrics at this port of the batch host; 0: any that is free"
+    )
+    metrics_host: str = Field(
+        default="127.0.0.1", min_length=1, description="address of the interface to serve them on; there is no password"
+    )
+    notify: NotifyConfig = NotifyConfig()
+
+    @property
+    def active(self) -> bool:
+        """Something besides the log was asked for."""
+        return self.metrics_port is not None or any((self.metrics_file, self.notify.command, self.notify.webhook_file))
+
+
 _CONSTRAINT = re.compile(r"(?:any|in|out|(?:<=|>=|/)?[1-9]\d*)(?:,(?:any|in|out|(?:<=|>=|/)?[1-9]\d*))*")
 
 
@@ -238,6 +282,7 @@ class ResilienceConfig(_Section):
     verify: VerifyConfig = VerifyConfig()
     limits: LimitsConfig = LimitsConfig()
     budgets: BudgetConfig = BudgetConfig()
+    observe: ObserveConfig = ObserveConfig()
 
     @field_validator("nodes", mode="before")
     @classmethod

@@ -7,6 +7,7 @@ supervisor put into the job's log, or the place where the shipped template puts 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _JOB_ID = re.compile(r"\d+(?:_\d+)?")
 # What `slurm-resilience run` prints first.
 _FIRST_LINE = re.compile(rb"^slurm-resilience: run \S+ in (/.*)$", re.MULTILINE)
+# The same, with observe.log_format: json.
+_FIRST_OBJECT = re.compile(rb'^\{.*"run_dir": ("/(?:[^"\\]|\\.)*")\}$', re.MULTILINE)
 _LOOK_BYTES = 1 << 20
 
 
@@ -108,7 +111,9 @@ def _named_in(log: str) -> Path | None:
     """The folder that a supervisor named in the job's log; the newest one, where runs share a log."""
     try:
         with open(log, "rb") as file:
-            named = _FIRST_LINE.findall(file.read(_LOOK_BYTES))
+            head = file.read(_LOOK_BYTES)
+        named = [(found.start(), found[1].decode(errors="surrogateescape")) for found in _FIRST_LINE.finditer(head)]
+        named += [(found.start(), json.loads(found[1])) for found in _FIRST_OBJECT.finditer(head)]
     except (OSError, ValueError):
         return None
-    return Path(named[-1].decode(errors="surrogateescape")) if named else None
+    return Path(max(named)[1]) if named else None

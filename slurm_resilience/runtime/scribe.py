@@ -11,10 +11,12 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from slurm_resilience.observe.events import EventWriter, read_events
+from slurm_resilience.observe.json_lines import JsonNarrator
 from slurm_resilience.observe.narrator import Narrator
 from slurm_resilience.runtime import epochs
 from slurm_resilience.runtime.address import SupervisorAddress
@@ -47,7 +49,8 @@ class Scribe(threading.Thread):
 
     ``address`` is ours: before an attempt number is written, and each second, it makes sure that no other supervisor has
     claimed a newer epoch, and answers ``Superseded`` when one has.  ``answer`` and ``show`` are called from this thread.
-    Events that cannot be written wait, in order, until they can be.  The pulse is given from here, too.
+    Events that cannot be written wait, in order, until they can be.  The pulse is given from here, too.  ``narrator`` makes the
+    lines; ``watch`` is called with each event that was written, and returns at once.
     """
 
     def __init__(
@@ -58,11 +61,14 @@ class Scribe(threading.Thread):
         address: SupervisorAddress,
         answer: Callable[[Input], None],
         show: Callable[[str], None],
+        narrator: Narrator | JsonNarrator | None = None,
+        watch: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
         super().__init__(name="scribe", daemon=True)
         self._folder, self._events, self._address = folder, events, address
         self._answer, self._show = answer, show
-        self._narrator = Narrator()
+        self._narrator = narrator or Narrator()
+        self._watch = watch
         self._narrator.catch_up(read_events(folder.path))
         self._todo: queue.SimpleQueue[Record | WriteAttempt | WriteStatus | WriteLive | WriteIncident | _Flush | str] = (
             queue.SimpleQueue()
@@ -153,6 +159,7 @@ class Scribe(threading.Thread):
             event = self._events.write(record.event, t=record.t, attempt=record.attempt, **record.fields)
             for line in self._narrator.lines(event):
                 self._tell(line)
+            self._watch(event)
 
     def _cannot_write(self, error: OSError) -> None:
         """Say it once, and now and then how often: a full disk fails each event."""

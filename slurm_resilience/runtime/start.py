@@ -13,6 +13,7 @@ from typing import Any
 from slurm_resilience._clock import boot_id
 from slurm_resilience.config import ResilienceConfig
 from slurm_resilience.errors import ConfigError, ExitCode, SlurmError
+from slurm_resilience.observe import json_lines
 from slurm_resilience.runtime.address import SupervisorAddress
 from slurm_resilience.runtime.backend import Backend
 from slurm_resilience.runtime.backend_local import LocalBackend
@@ -88,14 +89,19 @@ def _supervise(
     run_id = folder.open_run(argv=list(wish.argv), config=config.model_dump(mode="json"), wrap=wish.wrap)
     log = folder.open_log("supervisor")
 
+    as_json = config.observe.log_format == "json"
+
     def tell(line: str) -> None:
+        if as_json and not line.startswith("{"):
+            line = json_lines.line(line, run_id=run_id, job_id=here.job_id if here is not None else "local")
         # A reader that has gone, or a full disk, is no reason to stop keeping the run alive.
         with contextlib.suppress(OSError):
             show(line)
         with contextlib.suppress(OSError):
             log.write(line + "\n")
 
-    tell(f"slurm-resilience: run {run_id} in {folder.path}")
+    first = f"slurm-resilience: run {run_id} in {folder.path}"
+    tell(json_lines.line(first, run_id=run_id, run_dir=str(folder.path)) if as_json else first)
     if here is None or around is None:
         restart = before.restart_count + (not alive) if before is not None else 0
         spec = _spec(wish, config, folder, job_id="local", restart=restart, has_slurm=False)
@@ -201,6 +207,10 @@ def configure(wish: Wish, nodes: int) -> tuple[ResilienceConfig, bool]:
             remedy="lower the minimum of --nodes, or ask Slurm for more nodes",
         )
     check_fit(config)
+    if config.observe.active:
+        from slurm_resilience.observe import telemetry
+
+        telemetry.check(config.observe)
     return config, chosen
 
 

@@ -15,11 +15,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_resilience._clock import SYSTEM_CLOCK, boot_id
 from slurm_resilience.config import ResilienceConfig
 from slurm_resilience.observe.events import EventWriter, read_events
+from slurm_resilience.observe.json_lines import JsonNarrator
 from slurm_resilience.runtime import epochs
 from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime.address import SupervisorAddress
@@ -33,6 +34,9 @@ from slurm_resilience.runtime.run_folder import RunFolder
 from slurm_resilience.runtime.scribe import Scribe
 from slurm_resilience.runtime.spec import RunSpec, Takeover
 from slurm_resilience.runtime.wire import Connection
+
+if TYPE_CHECKING:
+    from slurm_resilience.observe.telemetry import Telemetry
 
 _TICK_S = 0.1
 _HELLO_S = 10.0
@@ -101,7 +105,12 @@ class Supervisor:
             epoch=epoch, host=host, port=self._listener.getsockname()[1], token=self._token, pid=os.getpid(), boot_id=boot_id(),
             job_id=spec.job_id, restart_count=spec.restart, node=node, started=myself().started,
         )  # fmt: skip
-        self._scribe = Scribe(folder, events, address=address, answer=self._answer, show=show)
+        self._telemetry = self._watcher(folder, run_id, spec, config, show)
+        self._scribe = Scribe(
+            folder, events, address=address, answer=self._answer, show=show,
+            narrator=JsonNarrator(run_id=run_id, job_id=spec.job_id) if config.observe.log_format == "json" else None,
+            watch=self._telemetry.take if self._telemetry is not None else lambda _: None,
+        )  # fmt: skip
         self._errands = errands(self._answer) if errands is not None else None
         self._coordinator = Coordinator(
             spec,
@@ -117,6 +126,19 @@ class Supervisor:
             first = i.Record("run_started", {"run_id": run_id, "argv": list(spec.argv)}, time.time(), 0)
             self._scribe.put(first)
         address.write(folder.path)
+
+    @staticmethod
+    def _watcher(
+        folder: RunFolder, run_id: str, spec: RunSpec, config: ResilienceConfig, show: Callable[[str], None]
+    ) -> Telemetry | None:
+        """Who tells others, where that was asked for."""
+        if not config.observe.active:
+            return None
+        from slurm_resilience.observe.telemetry import Telemetry
+
+        made = Telemetry(folder.path, run_id, spec.job_id, config.observe, show)
+        made.start()
+        return made
 
     def run(self) -> int:
         """Until the run is complete, moved or given up; the exit code."""
@@ -269,6 +291,8 @@ class Supervisor:
         if not self._scribe.flush(within_s=_FLUSH_S):
             self._scribe.say(f"the last events could not be written in {_FLUSH_S:g} s")
         self._backend.close()
+        if self._telemetry is not None:
+            self._telemetry.leave()
         for guest in list(self._guests.values()):
             self._part(guest, "the supervisor ends")
         self._listener.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from slurm_resilience.config import ResilienceConfig
 from slurm_resilience.errors import ExitCode, FormatError, ResilienceError
+from slurm_resilience.observe import json_lines
 from slurm_resilience.runtime.job_end import end_job
 from slurm_resilience.runtime.run_folder import RunFolder
 from slurm_resilience.runtime.spec import Takeover
@@ -36,6 +37,8 @@ def take_over(run_dir: Path, node: str, *, epoch: int, silent_s: float) -> int:
     log = folder.open_log("supervisor")
 
     def tell(line: str) -> None:
+        if config.observe.log_format == "json" and not line.startswith("{"):
+            line = json_lines.line(line, run_id=run["run_id"])
         with contextlib.suppress(OSError):
             log.write(line + "\n")
 

@@ -14,6 +14,7 @@ import pytest
 from slurm_resilience.cli import main, which_run
 from slurm_resilience.cli.status import rows
 from slurm_resilience.errors import ConfigError, ExitCode
+from slurm_resilience.observe import json_lines
 from slurm_resilience.observe.events import EventWriter
 from slurm_resilience.observe.standing import Standing
 from slurm_resilience.slurm.records import JobRecord
@@ -120,6 +121,12 @@ class TestWhichRun:
         tmp_path = tmp_path.parent  # a run folder with a line break in its name is refused at submission
         old, new = self.make(tmp_path / "old"), self.make(tmp_path / "new run")
         (tmp_path / "log").write_text(f"hello\nslurm-resilience: run o-1 in {old}\nx\nslurm-resilience: run n-1 in {new}\n")
+        assert which_run.of_job(record(tmp_path)) == new
+
+    def test_by_the_first_object_of_a_log_for_programs(self, tmp_path: Path) -> None:
+        old, new = self.make(tmp_path / "old"), self.make(tmp_path / "new")
+        first = json_lines.line(f"slurm-resilience: run n-1 in {new}", run_id="n-1", run_dir=str(new))
+        (tmp_path / "log").write_text(f"hello\nslurm-resilience: run o-1 in {old}\n{first}\n" + '{"message": "x"}\n')
         assert which_run.of_job(record(tmp_path)) == new
 
     def test_by_the_place_of_the_template(self, tmp_path: Path) -> None:
