@@ -28,4 +28,9 @@ if [ "${1:-}" = --slurm ]; then
   other_slurm "$version" "$tree" "$python" "$python" -m pytest "$@"
 fi
 cd -- "$tree"
-exec "$python" -m pytest "$@"
+# All of it in two processes; with a file named or a word to choose by, in one.
+streams=(-n 2 --dist loadgroup)
+for argument; do
+  case $argument in -n* | --dist* | --pdb | [!-]*) streams=() ;; esac
+done
+exec "$python" -m pytest ${streams[@]+"${streams[@]}"} "$@"
