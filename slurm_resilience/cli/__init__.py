@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "events": ("slurm_resilience.cli.events", "the facts and incidents of a run"),
     "explain": ("slurm_resilience.cli.explain", "why: a page for each incident, or for one node or checkpoint"),
     "report": ("slurm_resilience.cli.report", "one page about a run: timeline, loss, incidents, where the time went"),
+    "trace": ("slurm_resilience.cli.trace", "the incidents of a run as OpenTelemetry traces"),
     "checkpoints": ("slurm_resilience.cli.checkpoints", "list, check, repair and pin checkpoints"),
     "plan": ("slurm_resilience.cli.plan", "meshes, checkpoint intervals and effective training time, before you submit"),
     "nodes": ("slurm_resilience.cli.nodes", "which nodes are out and why; drain, return, hold"),
