@@ -1,6 +1,6 @@
 """A run's incidents as OpenTelemetry traces: an incident is a trace, its phases are the spans.
 
-The document is OTLP in its JSON encoding, which collectors take by HTTP and from files; no SDK is needed.  Identities follow from
+The document is OTLP in its JSON encoding, which collectors take by HTTP and from files; no SDK is needed.  Identities come from
 the run and the incident, so that sending one again adds nothing new.
 Source: https://opentelemetry.io/docs/specs/otlp/ and the trace.proto of opentelemetry-proto 1.
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.server
+import itertools
 import json
 import threading
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def test_an_incident_is_a_trace_and_its_phases_are_spans(run_dir: Path, capsys: 
     times = [(int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"])) for span in lost]
     assert times[0][0] == times[1][0]
     assert times[0][1] == times[-1][1]
-    assert all(before[1] == after[0] for before, after in zip(times[1:], times[2:], strict=False))
+    assert all(before[1] == after[0] for before, after in itertools.pairwise(times[1:]))
     attributes = {each["key"]: next(iter(each["value"].values())) for each in lost[0]["attributes"]}
     assert (attributes["cause"], attributes["node"], attributes["steps_lost"]) == ("node_lost", "n3", "10")
     assert lost[0]["status"] == {"code": 1}
