@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from slurm_resilience.cli.plan_options import positive, table
+from slurm_resilience.cli.plan_options import few_to_many, positive, table
 from slurm_resilience.errors import ConfigError, ExitCode, SlurmError
 
 # Up to this many nodes every smaller allocation lists the samples of each rank; beyond, it counts them ("samples").
@@ -14,16 +14,18 @@ _LISTED_NODES = 128
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=positive, required=True, help="nodes of the whole allocation")
     parser.add_argument(
-        "--gpus-per-node", default="1", metavar="N", help='GPUs of each node: 8, or as Slurm writes it "8(x5),7"'
+        "--nodes", type=few_to_many, required=True, metavar="N", help="nodes of the whole allocation, or fewest and most: 2-4"
+    )
+    parser.add_argument(
+        "--gpus-per-node", default="1", metavar="N", help='GPUs of each node: 8, a100:8, or as Slurm writes it "8(x5),7"'
     )
     parser.add_argument("--gpus-per-task", type=positive, default=1, metavar="N", help="GPUs of each rank (default 1)")
     parser.add_argument("--global-batch", type=positive, metavar="N", help="samples of one optimizer step, kept on any world")
     parser.add_argument(
         "--micro-batch", type=positive, metavar="N", help="samples of one forward pass (default: a rank's whole share)"
     )
-    parser.add_argument("--min-nodes", type=positive, default=1, metavar="N", help="smallest allocation to plan (default 1)")
+    parser.add_argument("--min-nodes", type=positive, metavar="N", help="smallest allocation to plan (default 1)")
     for name in ("pp", "dp-replicate", "dp-shard", "cp", "tp", "ep"):
         parser.add_argument(
             f"--{name}",
@@ -45,18 +47,25 @@ def execute(args: argparse.Namespace) -> int:
     from slurm_resilience.elastic import MeshConstraints
     from slurm_resilience.elastic.outlook import outlook
 
+    fewest, nodes = args.nodes
+    if fewest is not None and args.min_nodes is not None and args.min_nodes != fewest:
+        raise ConfigError(
+            f"--nodes {fewest}-{nodes} contradicts --min-nodes {args.min_nodes}", remedy="say the smallest allocation once"
+        )
+    min_nodes = fewest or args.min_nodes or 1
+    _refuse_idle_options(args)
     prospects = outlook(
-        _node_gpus(args.nodes, args.gpus_per_node, args.gpus_per_task),
+        _slots(nodes, args.gpus_per_node, args.gpus_per_task),
         MeshConstraints.of(**{name: getattr(args, name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}),
         global_batch=args.global_batch,
         micro_batch=args.micro_batch,
-        min_nodes=args.min_nodes,
+        min_nodes=min_nodes,
         deal=args.deal,
         scale=args.keep_accumulation,
     )
     if args.json:
         whole, *smaller = prospects
-        listed = args.nodes <= _LISTED_NODES
+        listed = nodes <= _LISTED_NODES
         document = whole.to_json(list_samples=True)
         document["smaller"] = [prospect.to_json(list_samples=listed) for prospect in smaller]
         print(json.dumps(document))
@@ -66,33 +75,67 @@ def execute(args: argparse.Namespace) -> int:
     ]
     rows += [_mesh_row(prospect) for prospect in prospects]
     table(rows)
-    if prospects[-1].nodes > args.min_nodes:
+    if prospects[-1].nodes > min_nodes:
         print(f"No mesh fits on fewer than {prospects[-1].nodes} nodes.")
     return ExitCode.OK
 
 
-def _node_gpus(nodes: int, text: str, per_task: int) -> list[int]:
-    from slurm_resilience.elastic.axes import MOST_GPUS
-    from slurm_resilience.slurm.environment import tasks_per_node
-
-    try:
-        counts = tasks_per_node(text)
-    except SlurmError as error:
+def _refuse_idle_options(args: argparse.Namespace) -> None:
+    """Raise :class:`ConfigError` for options that would do nothing without a word."""
+    if args.global_batch is None:
+        for option, asked in (
+            ("--micro-batch", args.micro_batch is not None),
+            ("--deal", args.deal != "even"),
+            ("--keep-accumulation", args.keep_accumulation is not None),
+        ):
+            if asked:
+                raise ConfigError(f"{option} without --global-batch would do nothing", remedy="give --global-batch as well")
+    elif args.micro_batch is not None and args.micro_batch > args.global_batch:
         raise ConfigError(
-            f"--gpus-per-node {text!r} cannot be read",
-            evidence=error.what,
-            remedy='write 8, or "8(x5),7" for nodes that differ',
-        ) from None
+            f"--micro-batch {args.micro_batch} is more than the whole --global-batch {args.global_batch}",
+            remedy="give a micro-batch of at most the global batch",
+        )
+
+
+def _slots(nodes: int, text: str, per_task: int) -> list[int]:
+    """Ranks that each node can hold."""
+    from slurm_resilience.elastic.axes import MOST_GPUS
+
+    counts = _gpus(text)
     if nodes > MOST_GPUS:
         raise ConfigError(f"--nodes {nodes} is more than any cluster has")
     if len(counts) == 1:
         counts *= nodes
     if len(counts) != nodes:
         raise ConfigError(
-            f"--gpus-per-node {text} describes {len(counts)} nodes, --nodes says {nodes}",
+            f"--gpus-per-node {text[:80]} describes {len(counts)} nodes, --nodes says {nodes}",
             remedy="give one number for all nodes, or one for each",
         )
-    return [count // per_task for count in counts]
+    slots = [count // per_task for count in counts]
+    if per_task > 1 and not any(slots):
+        raise ConfigError(
+            f"A task needs {per_task} GPUs, and no node has as many",
+            evidence=f"--gpus-per-node {text[:80]}",
+            remedy="give fewer GPUs per task, or nodes with more",
+        )
+    return slots
+
+
+def _gpus(text: str) -> tuple[int, ...]:
+    from slurm_resilience.slurm.environment import tasks_per_node
+    from slurm_resilience.slurm.gpus import gpus_in
+
+    try:
+        return tasks_per_node(text)
+    except SlurmError as error:
+        typed = gpus_in(text, bare=True) if ":" in text else None
+        if typed is not None:
+            return (typed,)
+        raise ConfigError(
+            f"--gpus-per-node {text[:80]!r} cannot be read",
+            evidence=error.what,
+            remedy='write 8 or a100:8, or "8(x5),7" for nodes that differ',
+        ) from None
 
 
 def _mesh_row(prospect: Any) -> tuple[str, ...]:

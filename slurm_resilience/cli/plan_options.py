@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Sequence
 
 from slurm_resilience.errors import ConfigError
@@ -11,10 +12,23 @@ from slurm_resilience.errors import ConfigError
 
 def positive(text: str) -> int:
     """A whole number of at least one, for argparse."""
+    if not re.fullmatch(r"-?[0-9]{1,18}", text.strip()):
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is no whole number that we can use")
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is not at least 1")
     return value
+
+
+def few_to_many(text: str) -> tuple[int | None, int]:
+    """Nodes as ``4``, or as the fewest and the most, ``2-4``, for argparse."""
+    low, dash, high = text.strip().partition("-")
+    if not dash or not low:
+        return None, positive(text)
+    fewest, most = positive(low), positive(high)
+    if fewest > most:
+        raise argparse.ArgumentTypeError(f"{text}: the fewest are more than the most; did you mean {most}-{fewest}?")
+    return fewest, most
 
 
 def minutes(text: str) -> float:

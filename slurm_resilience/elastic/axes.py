@@ -2,11 +2,12 @@
 
 Axes, outermost first: ``pp``, ``dp_replicate``, ``dp_shard``, ``cp``, ``tp``; a rank's number is row-major over them, so tp
 groups are neighbours.  ``ep`` is not a factor of its own: expert parallel groups are made of dp_shard x cp (as in torchtitan),
-so it must divide their product.
+so it must divide their product; a group of it, with the tp groups of its members, is a run of neighbours.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -103,6 +104,8 @@ class Axis:
         raise ConfigError(f"{value!r} is not a constraint of a mesh axis", remedy=_FORMS)
 
 
+_SIGNS = {"<=": "at_most", ">=": "at_least", "/": "divides", "": "fixed"}
+_WORD = re.compile(r"(<=|>=|/|)([0-9]{1,99})")
 _FORMS = (
     'use a number, or "any", "<=8", ">=2", "/32" (a divisor of 32), "in" (inside a node), "out" (may cross nodes), '
     "several joined by commas"
@@ -112,18 +115,29 @@ _FORMS = (
 def _parse(text: str) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for word in text.replace(" ", "").split(","):
-        for sign, name in (("<=", "at_most"), (">=", "at_least"), ("/", "divides"), ("", "fixed")):
-            if word.startswith(sign) and word[len(sign) :].isdecimal():
-                fields[name] = int(word[len(sign) :])
-                break
-        else:
-            if word not in ("any", "in", "out"):
-                raise ConfigError(
-                    f"{text!r} is not a constraint of a mesh axis", evidence=f"cannot read {word!r}", remedy=_FORMS
-                )
-            if word != "any":
-                fields["inside_node"] = word == "in"
+        if word == "any":
+            continue
+        name, value = _read(word)
+        if name is None:
+            raise ConfigError(
+                f"{text[:80]!r} is not a constraint of a mesh axis", evidence=f"cannot read {word[:80]!r}", remedy=_FORMS
+            )
+        if name in fields:
+            raise ConfigError(
+                f"{text[:80]!r} is not a constraint of a mesh axis",
+                evidence=f"{word[:80]!r} is a second word on what was said before, and only one of them could count",
+                remedy=_FORMS,
+            )
+        fields[name] = value
     return fields
+
+
+def _read(word: str) -> tuple[str | None, Any]:
+    """The field that a word is about, and its value; (None, None) for no word of ours."""
+    if word in ("in", "out"):
+        return "inside_node", word == "in"
+    found = _WORD.fullmatch(word)
+    return (_SIGNS[found[1]], int(found[2])) if found else (None, None)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import prod
 
 from slurm_resilience.elastic.axes import AXES, MOST_GPUS, WORLD_AXES, MeshConstraints
+from slurm_resilience.elastic.promising import Promising
 from slurm_resilience.elastic.refusal import refusal
 from slurm_resilience.elastic.shapes import Shape, shapes
 from slurm_resilience.errors import ConfigError
@@ -107,14 +108,14 @@ class MeshFitter:
         max_dp: int | None = None,
         previous: Mapping[str, int] | None = None,
     ) -> None:
-        self._shapes = shapes(rules, largest_node=largest_node, gpus=gpus, previous=previous)
+        self._shapes = Promising(shapes(rules, largest_node=largest_node, gpus=gpus, previous=previous), max_dp)
         self._max_dp = max_dp
         self._previous = previous
 
     def fit(self, sizes: Mapping[int, int]) -> tuple[dict[str, int], int] | None:
         """The axes, and how many ranks stay together inside a node, on nodes of ``sizes`` (GPUs → how many such nodes)."""
         best: tuple[tuple[int, ...], Shape, int] | None = None
-        for shape in self._shapes:
+        for shape in self._shapes.on(sizes, lambda shape: shape.product * (shape.fill(sizes, self._max_dp) or 0)):
             degree = shape.fill(sizes, self._max_dp)
             if degree is None or (best is not None and shape.product * degree < best[0][0]):
                 continue

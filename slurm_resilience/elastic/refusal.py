@@ -9,7 +9,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from slurm_resilience.elastic.axes import AXES, WORLD_AXES, Axis, MeshConstraints
+from slurm_resilience.elastic.axes import AXES, Axis, MeshConstraints
 from slurm_resilience.errors import ConfigError
 
 Fits = Callable[[MeshConstraints, Mapping[int, int], int | None], bool]
@@ -74,7 +74,7 @@ def _smaller_axes(rules: MeshConstraints, sizes: Mapping[int, int], max_dp: int 
 
 
 def _across_nodes(rules: MeshConstraints, sizes: Mapping[int, int], max_dp: int | None, fits: Fits) -> Iterator[str]:
-    inside = [name for name in WORLD_AXES if rules.inside_node(name)]
+    inside = [name for name in AXES if rules.inside_node(name)]
     for name in inside:
         looser = dataclasses.replace(rules.axis(name), inside_node=False)
         if looser.most is not None and fits(dataclasses.replace(rules, **{name: looser}), sizes, max_dp):

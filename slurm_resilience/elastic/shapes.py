@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import gcd, prod
+from math import gcd, lcm, prod
 
 from slurm_resilience.elastic.axes import WORLD_AXES, Axis, MeshConstraints
+from slurm_resilience.errors import ConfigError
+
+_MOST_SHAPES = 1 << 16  # each is looked at for each allocation
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,13 @@ def shapes(rules: MeshConstraints, *, largest_node: int, gpus: int, previous: Ma
     found: list[Shape] = []
     for inner in _choices([(name, rules.axis(name)) for name in inside], largest_node):
         for degrees, free in _outer(rules, inner, gpus, previous):
-            found += _with_experts(rules, degrees, free, prod(inner.values()), gpus)
+            found += _with_experts(rules, degrees, free, prod(inner.values()), gpus, largest_node)
+            if len(found) > _MOST_SHAPES:
+                raise ConfigError(
+                    "The constraints of the mesh leave too much open to be planned",
+                    evidence=f"they allow more than {_MOST_SHAPES} meshes on {gpus} GPUs, data parallel apart",
+                    remedy='fix an axis (pp=4), or bound it closer (pp="<=16" or pp="/32")',
+                )
     return found
 
 
@@ -90,18 +99,22 @@ def _outer(
         yield {**chosen, **inner}, free
 
 
-def _with_experts(rules: MeshConstraints, degrees: dict[str, int], free: str | None, inner: int, gpus: int) -> Iterator[Shape]:
+def _with_experts(
+    rules: MeshConstraints, degrees: dict[str, int], free: str | None, inner: int, gpus: int, largest_node: int
+) -> Iterator[Shape]:
     """One shape for each expert degree that can divide dp_shard x cp."""
     product = prod(degrees.values())
     dp = degrees.get("dp_replicate", 1) * degrees.get("dp_shard", 1)
     axis = rules.axis(free) if free else Axis(fixed=1)
-    for expert in rules.ep.candidates(gpus):
+    inside = rules.inside_node("ep")
+    for expert in rules.ep.candidates(largest_node // degrees["tp"] if inside else gpus):
         step = expert // gcd(expert, degrees["cp"])
         if free != "dp_shard":
             if degrees["dp_shard"] % step:
                 continue
             step = 1
-        yield Shape({**degrees, "ep": expert}, free, axis, inner, product, dp, step)
+        together = lcm(inner, expert * degrees["tp"]) if inside else inner
+        yield Shape({**degrees, "ep": expert}, free, axis, together, product, dp, step)
 
 
 def _choices(axes: Sequence[tuple[str, Axis]], most: int) -> Iterator[dict[str, int]]:

@@ -31,7 +31,7 @@ def slots_per_node(
     known = environment or {}
     per_task = gpus_in(known.get("SLURM_GPUS_PER_TASK", ""), bare=True) or gpus_in(known.get("SLURM_TRES_PER_TASK", "")) or 1
     sharing = known.get("SLURM_NTASKS_PER_GPU", "")
-    per_gpu = max(1, int(sharing)) if sharing.isdecimal() else 1
+    per_gpu = max(1, int(sharing)) if sharing.isdecimal() and len(sharing) < 10 else 1
     asked = _asked(known.get("SLURM_GPUS_PER_NODE", ""), len(nodes))
     if tasks is not None and len(tasks) != len(nodes):
         raise ConfigError(

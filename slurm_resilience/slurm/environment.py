@@ -79,9 +79,9 @@ def tasks_per_node(text: str) -> tuple[int, ...]:
     """Slurm's ``4(x2),3`` as (4, 4, 3).  Raises :class:`SlurmError` for anything else."""
     out: list[int] = []
     for piece in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", piece.strip())
+        found = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,18})\))?", piece.strip())
         if not found:
-            raise SlurmError(f"{text!r} is not a list of tasks per node", evidence="expected something like 4(x2),3")
+            raise SlurmError(f"{text[:80]!r} is not a list of tasks per node", evidence="expected something like 4(x2),3")
         nodes = int(found.group(2) or 1)
         if len(out) + nodes > _MOST_NODES:
             raise SlurmError(f"{text[:80]!r} is about more nodes than any cluster has", evidence=f"{_MOST_NODES} are the most")

@@ -14,9 +14,10 @@ from slurm_resilience.errors import SlurmError
 from slurm_resilience.slurm.nodeset import expand
 
 _GRES = re.compile(r"(?:gres[/:])?gpu(?:[:=]|$)")
-_BARE = re.compile(r"(?:[A-Za-z_][\w.-]*:)?\d+")
+_BARE = re.compile(r"(?:[A-Za-z_][\w.-]*:)?[0-9]+")
 # Source: slurm_sprint_job_info() of 22.05 to 25.05: one such group for the nodes that share their numbers.
 _ON_NODES = re.compile(r"(?<!\S)Nodes=(\S+) CPU_IDs=\S* Mem=\S* GRES=(\S*)")
+_MOST_DIGITS = 9
 _REQUESTS = re.compile(r"SLURM_(?:GPUS|GPUS_PER_(?:NODE|TASK|SOCKET)|NTASKS_PER_GPU|TRES_PER_TASK|STEP_GRES|GRES|GPU_FREQ)")
 
 
@@ -39,6 +40,8 @@ def gpus_in(text: str, *, bare: bool = False) -> int | None:
         kind, _, count = re.sub("=", ":", rest).rpartition(":")
         if not count.isdecimal():  # "gpu" and "gpu:a100" mean one
             kind, count = rest, "1"
+        if len(count) > _MOST_DIGITS:
+            continue
         seen = True
         typed, plain = (typed + int(count), plain) if kind else (typed, plain + int(count))
     if not seen:

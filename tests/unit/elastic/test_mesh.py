@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import itertools
-from math import prod
+from collections import Counter
+from math import lcm, prod
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_resilience.elastic import AXES, Axis, MeshConstraints, plan_mesh
+from slurm_resilience.elastic import AXES, Axis, MeshConstraints, plan_mesh, promising
+from slurm_resilience.elastic.mesh import MeshFitter
 from slurm_resilience.errors import ConfigError
 
+LONG = "9" * 5000  # more digits than int() takes
 WORLD = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
 
@@ -102,7 +105,7 @@ def rules(draw: st.DrawFn) -> MeshConstraints:
     for name in ("pp", "cp", "tp", "ep", "dp_shard", "dp_replicate"):
         if draw(st.booleans()):
             axis = draw(axes)
-            chosen[name] = Axis(axis.fixed, axis.at_least, axis.at_most, axis.divides, draw(inside) if name != "ep" else None)
+            chosen[name] = Axis(axis.fixed, axis.at_least, axis.at_most, axis.divides, draw(inside))
     return MeshConstraints(**chosen)
 
 
@@ -112,12 +115,13 @@ def brute_force(wanted: MeshConstraints, nodes: list[int], max_dp: int | None) -
     first = next((i for i, name in enumerate(WORLD) if wanted.inside_node(name)), len(WORLD))
     ranges = [[n for n in range(1, total + 1) if wanted.axis(name).allows(n)] for name in WORLD]
     for degrees in itertools.product(*ranges):
-        used, inner = prod(degrees), prod(degrees[first:])
-        if best < used <= sum(size // inner for size in nodes) * inner and (
-            max_dp is None or degrees[1] * degrees[2] <= max_dp
-        ):
-            group = degrees[2] * degrees[3]
-            if any(group % expert == 0 and wanted.ep.allows(expert) for expert in range(1, group + 1)):
+        used, group = prod(degrees), degrees[2] * degrees[3]
+        if used <= best or (max_dp is not None and degrees[1] * degrees[2] > max_dp):
+            continue
+        for expert in range(1, group + 1):
+            block = lcm(prod(degrees[first:]), expert * degrees[4] if wanted.inside_node("ep") else 1)
+            fits = used <= sum(size // block for size in nodes) * block
+            if fits and group % expert == 0 and wanted.ep.allows(expert):
                 best = used
     return best
 
@@ -150,6 +154,46 @@ def test_groups_that_stay_inside_a_node_do(wanted: MeshConstraints, nodes: list[
                 groups.setdefault(tuple(plan.coordinates(rank)[axis] for axis in WORLD[:index]), set()).add(node)
             # all ranks that differ only in this axis or further in
             assert all(len(found) == 1 for found in groups.values())
+    if wanted.inside_node("ep"):
+        experts: dict[tuple[int, ...], set[int]] = {}
+        for rank, node in enumerate(node_of):
+            at = plan.coordinates(rank)
+            group = (at["dp_shard"] * plan.axes["cp"] + at["cp"]) // plan.axes["ep"]
+            experts.setdefault((at["pp"], at["dp_replicate"], group), set()).add(node)
+        assert all(len(found) == 1 for found in experts.values())
+
+
+def test_expert_groups_stay_inside_a_node_when_told() -> None:
+    rules = MeshConstraints.of(tp=2, cp=2, ep="4,in")
+    plan = plan_mesh(gpus_per_node=[8, 12, 8], constraints=rules)
+    assert plan.axes == mesh(tp=2, cp=2, dp_shard=6, ep=4)
+    assert plan.used_per_node == (8, 8, 8)
+    with pytest.raises(ConfigError, match='ep 2 instead of 8, or ep across nodes \\("8,out"\\)'):
+        plan_mesh(gpus_per_node=[8] * 4, constraints=MeshConstraints.of(tp=4, ep="8,in"))
+    assert plan_mesh(gpus_per_node=[8] * 4, constraints=MeshConstraints.of(tp=4, ep=8)).used == 32
+    assert plan_mesh(gpus_per_node=[8] * 4, constraints=MeshConstraints.of(ep="in")).axes == mesh(dp_shard=32, ep=8)
+
+
+@given(rules(), st.lists(st.integers(1, 6), min_size=1, max_size=4), st.none() | st.integers(1, 8), st.booleans())
+def test_among_thousands_of_shapes_the_same_mesh_is_found(
+    wanted: MeshConstraints, nodes: list[int], max_dp: int | None, before: bool
+) -> None:
+    """Looking only at the promising ones changes nothing."""
+
+    def found() -> object:
+        previous = mesh(tp=2, dp_shard=2) if before else None
+        fitter = MeshFitter(wanted, largest_node=max(nodes), gpus=sum(nodes), max_dp=max_dp, previous=previous)
+        return [fitter.fit(Counter(nodes[:count])) for count in range(len(nodes), 0, -1)]
+
+    one_by_one = found()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(promising, "_FEW", 0)
+        assert found() == one_by_one
+
+
+def test_constraints_that_leave_millions_of_meshes_open_are_refused() -> None:
+    with pytest.raises(ConfigError, match="leave too much open"):
+        plan_mesh(131_072, MeshConstraints.of(pp="<=1000", cp="<=1000", tp="<=1000,out"), gpus_per_node=8)
 
 
 @given(rules(), st.integers(1, 60))
@@ -200,7 +244,30 @@ def test_constraints_can_be_written_down(text: object, axis: Axis) -> None:
     assert Axis.of(text) == axis
 
 
-@pytest.mark.parametrize("bad", ["four", "<8", "", "-1", "0", 0, True, 1.5, "<=2,>=3", "3,/4", {"fixd": 1}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        "four",
+        "<8",
+        "",
+        "-1",
+        "0",
+        0,
+        True,
+        1.5,
+        "<=2,>=3",
+        "3,/4",
+        "4,2",
+        "4,4",
+        "<=8,<=4",
+        "in,out",
+        "in,in",
+        "9" * 5000,
+        "<=" + "9" * 5000,
+        "٤",
+        {"fixd": 1},
+    ],
+)
 def test_nonsense_constraints_are_refused(bad: object) -> None:
     with pytest.raises(ConfigError):
         Axis.of(bad)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from slurm_resilience.elastic.slots import slots_per_node
-from slurm_resilience.errors import ConfigError
-from slurm_resilience.slurm.environment import SlurmEnvironment
+from slurm_resilience.errors import ConfigError, SlurmError
+from slurm_resilience.slurm.environment import SlurmEnvironment, tasks_per_node
 from slurm_resilience.slurm.gpus import gpus_in
 
 
@@ -31,6 +31,7 @@ from slurm_resilience.slurm.gpus import gpus_in
         ("", None),
         ("(null)", None),
         ("gpu:0", 0),
+        pytest.param("gpu:" + "9" * 5000, None, id="5000 digits"),
     ],
 )
 def test_gpus_are_read_from_every_dialect(text: str, gpus: int | None) -> None:
@@ -90,6 +91,13 @@ def test_gpus_may_be_listed_node_by_node(text: str, slots: list[int]) -> None:
 def test_a_list_of_gpus_that_is_not_about_these_nodes_is_not_believed() -> None:
     stale = environment(SLURM_GPUS_PER_NODE="4(x2),3")
     assert slots_per_node(["a", "b"], environment=stale, ranks_per_node=2) == {"a": 2, "b": 2}
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "8(x" + "9" * 5000 + ")", "4(x2),٣"], ids=["tasks", "nodes", "other digits"])
+def test_counts_that_cannot_be_numbers_are_an_error_of_ours(text: str) -> None:
+    with pytest.raises(SlurmError, match="not a list of tasks per node"):
+        tasks_per_node(text)
+    assert slots_per_node(["a"], environment=environment(SLURM_GPUS_PER_NODE="4", SLURM_NTASKS_PER_GPU=text)) == {"a": 4}
 
 
 def test_tasks_that_share_a_gpu_are_counted() -> None:
