@@ -99,6 +99,8 @@ def _install(args: argparse.Namespace) -> int:
         return ExitCode.OK
     for path in changed:
         print(f"{'would write' if args.dry_run else 'wrote'} {path}")
+    if args.slurm_conf is None and args.root == Path("/"):
+        print("no --slurm-conf: a Prolog, Epilog or HealthCheckProgram that is there already is not chained")
     print(
         "slurm.conf:" + (" (written)" if args.write and not args.dry_run else " add these lines, then `scontrol reconfigure`")
     )
@@ -120,6 +122,9 @@ def _uninstall(args: argparse.Namespace) -> int:
         print(json.dumps({"dry_run": args.dry_run, "changed": gone}))
     else:
         print("\n".join(f"{'would remove or restore' if args.dry_run else 'removed or restored'} {path}" for path in gone))
+        if args.dry_run or (places.prefix / "bin").is_dir():
+            print(f"{places.prefix}/bin stays, with entries that do nothing: a missing one would drain every node.\n"
+                  "Next: scontrol reconfigure; then hooks uninstall --purge, or remove that folder.")  # fmt: skip
     return ExitCode.OK
 
 
@@ -162,6 +167,8 @@ def _status(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(rows))
         return ExitCode.OK
+    if not rows and args.state.is_dir() and not os.access(args.state, os.R_OK | os.X_OK):
+        raise ConfigError(f"{args.state} is root's", evidence=f"uid {os.geteuid()} may not read it", remedy="use sudo")
     if not rows:
         print(f"no ledger under {args.state}: no hook has run here, or nothing has ever happened")
     for node, row in rows.items():

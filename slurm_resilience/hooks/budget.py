@@ -6,6 +6,8 @@ second after its own drain was taken, when that order cannot change in front of 
 budget takes its own drain back.
 """
 
+from . import reason as reasons
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .nodes import Node
@@ -107,7 +109,10 @@ def _within(
 
 def _alike(others: "list[Node]", check: str, since: float, ahead: "list[Node]") -> "set[str]":
     """Other nodes on which the same check failed lately: drained by it ahead of us, or flagged for it."""
-    drained = {node.name for node in ahead if node.ours and node.drained and node.ours.check == check and node.since >= since}
+    known_as = reasons.RENAMED.get(check, check)
+    drained = {
+        node.name for node in ahead if node.ours and node.drained and node.ours.check == known_as and node.since >= since
+    }
     flagged = {
         node.name
         for node in others

@@ -5,6 +5,8 @@ import os
 import select
 import time
 
+from . import files
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -38,20 +40,18 @@ class Running:
     def finish(self, timeout_s: float, cap_bytes: int = 65536) -> Finished:
         """Its end, at most ``timeout_s`` seconds after its start; of each pipe at most ``cap_bytes`` are kept."""
         texts = [b"" for _ in self.pipes]
-        cut, status = False, None
+        cut, ended = False, False
         deadline = self.started + timeout_s
         poller = select.poll()
         for fd in self.pipes:
             poller.register(fd, select.POLLIN | select.POLLHUP)
         still = set(self.pipes)
         while True:
-            if status is None:
-                done, raw = os.waitpid(self.pid, os.WNOHANG)
-                if done:
-                    status = raw
-                    deadline = min(deadline, time.monotonic() + LAST_WORDS_S)
+            if not ended and self._has_ended():
+                ended = True
+                deadline = min(deadline, time.monotonic() + LAST_WORDS_S)
             now = time.monotonic()
-            if now >= deadline or (status is not None and not still):
+            if now >= deadline or (ended and not still):
                 break
             # An ended child shows as end-of-file; one that closed its output is looked for every 5 ms
             wait_ms = (deadline - now) * 1000.0 if still else 5.0
@@ -66,15 +66,22 @@ class Running:
                 cut = cut or len(data) > room
                 texts[index] += data[: max(room, 0)]
         problem = ""
-        if status is None:
+        status = None
+        if ended:
+            # What it left behind in its session.  Only then is it buried: a dead child's number names nobody else's group
+            _kill_group(self.pid)
+            status = os.waitpid(self.pid, 0)[1]
+        else:
             status, stuck = self._kill()
             problem = f"no answer within {timeout_s:g} s" + (", and it cannot be killed" if stuck else "")
-        else:
-            _kill_group(self.pid)  # what it left behind in its session
         for fd in self.pipes:
             os.close(fd)
         words = [text.decode("utf-8", "replace") for text in texts] + [""]
         return Finished(None if problem else exit_code(status or 0), words[0], words[1], problem, cut)
+
+    def _has_ended(self) -> bool:
+        """Seen and not buried yet."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _kill(self) -> "tuple[int | None, bool]":
         _kill_group(self.pid)
@@ -117,6 +124,8 @@ def start(function: "Callable[[], str]", what: str, pipes: int = 1) -> Running:
     if pid == 0:
         try:
             os.setsid()
+            for held in files.HELD:
+                os.close(held)
             null = os.open("/dev/null", os.O_RDWR)
             os.dup2(null, 0)
             os.dup2(ends[0][1], 1)

@@ -39,6 +39,16 @@ def may_return(
 
 def try_return(world: "World", all_ok: bool) -> str:
     """One more look at our own drain; the sentence for why it stays, or "returned".  Raises slurm.NoAnswer."""
+    lock = files.Lock(world.path(drain.LOCK))
+    if not lock.acquire(5.0):
+        return "another hook on this node is just draining it"
+    try:
+        return _try_return(world, all_ok)
+    finally:
+        lock.release()
+
+
+def _try_return(world: "World", all_ok: bool) -> str:
     own = drain.own(world)
     if not own:
         return "nothing to return"
@@ -47,7 +57,7 @@ def try_return(world: "World", all_ok: bool) -> str:
         own = drain.own(world)
         if not own:
             return "taken back"
-    passes = int(str(own.get("passes", 0))) + 1 if all_ok else 0
+    passes = files.integer(own.get("passes")) + 1 if all_ok else 0
     own["passes"] = passes
     drain.remember(world, own)
     if not all_ok:
@@ -66,7 +76,7 @@ def try_return(world: "World", all_ok: bool) -> str:
         return why
     at = time.time()
     slurm.put_back(world)
-    files.write_json(world.path(RETURNS), {"at": [*today, at], "watch": True, "reason": own["reason"]})
+    files.write_json(world.path(RETURNS), {"at": [*today, at], "watch": True, "reason": own["reason"]}, sync=True)
     drain.forget(world)
     ledger.record(world, "returned", reason=own["reason"], passes=passes)
     _mark(world, str(own.get("check", "")), at)
@@ -76,10 +86,10 @@ def try_return(world: "World", all_ok: bool) -> str:
 
 
 def held_s(own: "dict[str, object]", boot: str) -> float:
-    """How long the drain has stood: by the clock that does not jump, as long as the node has not been booted anew."""
+    """How long the drain has stood: by the clock that does not jump.  One of an earlier boot has stood for all of this one."""
     if own.get("boot") == boot and "steady" in own:
-        return time.monotonic() - float(str(own["steady"]))
-    return time.time() - float(str(own["at"]))
+        return time.monotonic() - files.number(own["steady"], time.monotonic())
+    return max(time.monotonic(), time.time() - files.number(own.get("at"), time.time()))
 
 
 def _mark(world: "World", check: str, at: float) -> None:
@@ -96,7 +106,7 @@ def look_back(world: "World") -> None:
     times = last.get("at")
     if not last.get("watch") or not isinstance(times, list) or not times:
         return
-    at = float(times[-1])
+    at = files.number(times[-1])
     node = slurm.this_node(slurm.all_nodes(world), world.node)
     if node is not None and not node.drained and not node.untouchable:
         foreign = drain.wiped(world, at, str(last.get("reason", "")))
@@ -110,4 +120,6 @@ def look_back(world: "World") -> None:
 
 def _today(world: "World") -> "list[float]":
     times = files.read_json(world.path(RETURNS)).get("at")
-    return [float(at) for at in times if time.time() - float(at) < 86400.0] if isinstance(times, list) else []
+    now, known = time.time(), [files.number(at) for at in times] if isinstance(times, list) else []
+    # One of the future was written by a clock that was wrong, and would count for years
+    return [at for at in known if -3600.0 < now - at < 86400.0]

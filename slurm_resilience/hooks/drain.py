@@ -21,6 +21,9 @@ OWN = "drain.json"
 PENDING = "pending.json"
 DECISIONS = "decisions.json"
 BUDGET = "budget.json"
+LOCK = "drain.lock"
+STANDS = "drained by us"
+KEPT = ("pending", budget.LEAVE)  # outcomes after which the verdict waits for a better moment
 
 
 class Outcome:
@@ -40,12 +43,14 @@ def limits(world: "World") -> "dict[str, float]":
 def drain(world: "World", result: "Result") -> Outcome:
     """Drain this node for a failed check, or say why not.  Whatever happens is recorded; nothing is raised."""
     try:
-        outcome = _drain(world, result)
+        outcome = _one_at_a_time(world, result)
     except slurm.NoAnswer as error:
         _keep_for_later(world, result, str(error))
         outcome = Outcome("pending", str(error))
     except slurm.Refused as error:
         outcome = Outcome("refused", str(error))
+    if outcome.why == STANDS:
+        return outcome  # no news
     ledger.record(
         world, "drained" if outcome.kind == budget.GRANTED else "not_drained", check=result.check, word=result.word,
         decision=outcome.kind, why=outcome.why, reason=outcome.reason, evidence=result.text, severity=result.severity,
@@ -58,10 +63,38 @@ def drain(world: "World", result: "Result") -> Outcome:
     return outcome
 
 
+def _one_at_a_time(world: "World", result: "Result") -> Outcome:
+    """Two jobs that end in the same second find the same fault: the second one must not replace what the first remembers."""
+    lock = files.Lock(world.path(LOCK))
+    if not lock.acquire(max(0.0, min(5.0, world.deadline - time.monotonic() - 2.0))):
+        _keep_for_later(world, result, "somebody else drains this node")
+        return Outcome("pending", "another hook on this node is just draining or returning it")
+    try:
+        if stands(world):
+            return Outcome(budget.ALREADY, STANDS)
+        return _drain(world, result)
+    finally:
+        lock.release()
+
+
+def stands(world: "World") -> bool:
+    """Is the drain that we remember still there?  One that somebody has taken away is forgotten.  Raises slurm.NoAnswer."""
+    remembered = own(world)
+    if not remembered.get("confirmed"):
+        return False
+    node = slurm.this_node(slurm.all_nodes(world), world.node)
+    if node is not None and node.drained and not is_ours(node, remembered):
+        return True
+    why = is_ours(node, remembered) if node is not None and node.drained else "the node is not drained any more"
+    forget(world)
+    ledger.record(world, "drain_gone", why=why, reason=remembered.get("reason"))
+    return False
+
+
 def _count(world: "World", kind: str) -> None:
     """For the metrics: how often each decision was made."""
     counts = files.read_json(world.path(DECISIONS))
-    counts[kind] = int(str(counts.get(kind, 0))) + 1
+    counts[kind] = files.integer(counts.get(kind)) + 1
     try:
         files.write_json(world.path(DECISIONS), counts)
     except OSError:
@@ -105,7 +138,7 @@ def confirm(world: "World") -> Outcome:
     own = files.read_json(world.path(OWN))
     reason, check = str(own.get("reason", "")), str(own.get("check", ""))
     time.sleep(min(slurm.SETTLE_S, world.remaining(slurm.SETTLE_S)))
-    foreign = wiped(world, float(str(own.get("at", 0))), reason)
+    foreign = wiped(world, files.number(own.get("at")), reason)
     if foreign:
         give_back(world, foreign)
     seen = slurm.all_nodes(world)
@@ -114,14 +147,21 @@ def confirm(world: "World") -> Outcome:
     if node is None or node.reason != reason:
         forget(world)
         return Outcome(budget.FOREIGN, "another reason stands there now: {}".format(node.reason if node else "no such node"))
-    decision = budget.confirm(seen, world.node, check, limits(world), time.time())
+    # By slurmctld's clock, by which the drains of all nodes are dated: a node whose own is wrong must not see an empty window
+    decision = budget.confirm(seen, world.node, check, limits(world), node.since or time.time())
     if decision.granted:
         own.update({"confirmed": True, "since": node.since, "user": node.user})
         remember(world, own)
         return Outcome(budget.GRANTED, decision.why, reason)
     if decision.kind in (budget.SPENT, budget.CORRELATED) and not node.untouchable:
+        at = time.time()
         slurm.put_back(world)
         forget(world)
+        if world.section("slurm").get("accounting"):
+            time.sleep(min(slurm.SETTLE_S, world.remaining(slurm.SETTLE_S)))
+            foreign = wiped(world, at, reason)
+            if foreign:
+                give_back(world, foreign)
         return Outcome(decision.kind, f"taken back: {decision.why}", reason)
     return Outcome(decision.kind, decision.why, reason)
 
@@ -169,7 +209,7 @@ def own(world: "World") -> "dict[str, object]":
 
 
 def remember(world: "World", what: "dict[str, object]") -> None:
-    files.write_json(world.path(OWN), what)
+    files.write_json(world.path(OWN), what, sync=True)
 
 
 def forget(world: "World") -> None:
@@ -185,7 +225,7 @@ def _keep_for_later(world: "World", result: "Result", why: str) -> None:
     entry = result.to_dict()
     entry.update({"at": time.time(), "boot": world.boot, "why": why, "job": world.job.id})
     try:
-        files.write_json(world.path(PENDING), entry)
+        files.write_json(world.path(PENDING), entry, sync=True)
     except OSError as error:
         ledger.record(world, "own_error", error=f"cannot keep the verdict: {error}")
 

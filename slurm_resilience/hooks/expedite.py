@@ -7,7 +7,7 @@ done by a child in a session of its own.  StartTime=now is lost while the job co
 import os
 import time
 
-from . import ledger, slurm
+from . import ledger, nodes, slurm
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 WAIT_S = 1.2
 PENDS_WITHIN_S = 45.0
 TRIES = 5
+SLURMS_OWN_S = 300.0  # it takes 121 s
 
 
 def run(world: "World") -> None:
@@ -71,6 +72,8 @@ def expedite(world: "World") -> str:
 def _wanted(world: "World", job: "dict[str, str]") -> bool:
     if int(job["Restarts"] or 0) < 1:
         return False  # never ran: its begin time is the user's
+    if nodes.seconds(job["Eligible"]) - time.time() > SLURMS_OWN_S:
+        return False  # Slurm itself never lets a requeued job wait so long: somebody wants it to begin then
     if world.text("expedite", "jobs", "resilient") == "all":
         return True
     return any(word.startswith("resilient") for word in job["Comment"].split())
@@ -78,13 +81,13 @@ def _wanted(world: "World", job: "dict[str, str]") -> bool:
 
 def look(world: "World") -> "dict[str, str]":
     """The fields of the job that we need, asked for one by one, so that no free text can pose as another."""
-    out = slurm.call(
-        world, "squeue", "-h", "-t", "all", "-j", world.job.id, "-O", "State:30,Reason:60,RestartCnt:12,Comment:120"
-    )
+    fields = "State:30,Reason:60,RestartCnt:12,EligibleTime:24,Comment:120"
+    out = slurm.call(world, "squeue", "-h", "-t", "all", "-j", world.job.id, "-O", fields)
     lines = [line for line in out.splitlines() if line.strip()]
     if not lines:
-        return {"JobState": "GONE", "Reason": "", "Restarts": "0", "Comment": ""}
-    line = lines[0].ljust(222)
-    fields = [line[0:30], line[30:90], line[90:102], line[102:222]]
-    state, why, restarts, comment = [field.strip() for field in fields]
-    return {"JobState": state, "Reason": why, "Restarts": restarts if restarts.isdigit() else "0", "Comment": comment}
+        return {"JobState": "GONE", "Reason": "", "Restarts": "0", "Eligible": "", "Comment": ""}
+    line = lines[0].ljust(246)
+    cells = [line[0:30], line[30:90], line[90:102], line[102:126], line[126:246]]
+    state, why, restarts, eligible, comment = [cell.strip() for cell in cells]
+    number = restarts if restarts.isdigit() else "0"
+    return {"JobState": state, "Reason": why, "Restarts": number, "Eligible": eligible, "Comment": comment}

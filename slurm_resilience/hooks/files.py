@@ -7,6 +7,9 @@ import stat
 import time
 
 OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+MOST_LINKS = 40
+STALE_S = 3600.0
+HELD = set()  # type: set[int]  # descriptors of locks: a child that outlives us must not have them
 
 
 def read(path: str, cap_bytes: int = 1 << 20) -> str:
@@ -25,28 +28,64 @@ def read(path: str, cap_bytes: int = 1 << 20) -> str:
     return b"".join(parts).decode("utf-8", "replace")
 
 
-def read_json(path: str) -> "dict[str, object]":
+def read_json(path: str, cap_bytes: int = 1 << 20) -> "dict[str, object]":
     """A state file's document; {} where it is missing, torn, too large or not ours: state is a help, never a condition."""
     try:
-        value = json.loads(read(path))
-    except (OSError, ValueError):
+        value = json.loads(read(path, cap_bytes))
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
 
-def write_json(path: str, value: object) -> None:
-    """Replace a state file, readable by root only: all of it or nothing.  Raises OSError."""
-    temporary = f"{path}.{os.getpid()}.tmp"
+def number(value: object, default: float = 0.0) -> float:
+    """A finite number out of a state file; ``default`` for anything else, since a state file may have been torn or edited."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return default
     try:
-        os.unlink(temporary)
-    except OSError:
-        pass
+        found = float(value)
+    except (ValueError, OverflowError):
+        return default
+    return found if abs(found) < 1e18 else default
+
+
+def integer(value: object, default: int = 0) -> int:
+    """Like :func:`number`, whole."""
+    return int(number(value, default))
+
+
+def write_json(path: str, value: object, sync: bool = False) -> None:
+    """Replace a state file, for root only: all of it or nothing.  ``sync``: through a power cut too.  Raises OSError."""
+    temporary = f"{path}.{os.getpid()}.tmp"
+    remove(temporary)
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, json.dumps(value, sort_keys=True).encode() + b"\n")
-    finally:
-        os.close(fd)
-    os.rename(temporary, path)
+        try:
+            data = json.dumps(value, sort_keys=True).encode() + b"\n"
+            while data:  # a disk that is filling up takes a part first, and says so only at the next write
+                data = data[os.write(fd, data) :]
+            if sync:
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.rename(temporary, path)
+    except OSError:
+        remove(temporary)
+        raise
+
+
+def sweep(folder: str) -> None:
+    """Remove what writers left that were killed between writing and renaming; not what one of now is writing."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        path = os.path.join(folder, name)
+        try:
+            if (name.endswith(".tmp") or name.startswith(".probe.")) and time.time() - os.lstat(path).st_mtime > STALE_S:
+                os.unlink(path)
+        except OSError:
+            continue
 
 
 def remove(path: str) -> None:
@@ -76,12 +115,15 @@ def private_folder(path: str) -> str:
     return path
 
 
-def distrust(path: str, owner: int = 0) -> str:
+def distrust(path: str, owner: int = 0, links: int = MOST_LINKS) -> str:
     """Why root must not run or believe this file; "" when it may: all of the path is root's and nobody else can write it."""
     if not path.startswith("/"):
         return f"{path} is not an absolute path"
+    if links == 0:
+        return f"{path} is at the end of too many links"
     at = ""
-    for part in [""] + [piece for piece in path.split("/") if piece]:
+    parts = [""] + [piece for piece in path.split("/") if piece]
+    for index, part in enumerate(parts):
         at = at.rstrip("/") + "/" + part
         try:
             found = os.lstat(at)
@@ -91,9 +133,9 @@ def distrust(path: str, owner: int = 0) -> str:
             return f"{at} belongs to uid {found.st_uid}, not to root"
         if stat.S_ISLNK(found.st_mode):
             # /bin -> usr/bin and the like: a link of root's in a folder of root's is as good as a file
-            rest = path[len(at) :]
+            # Its ".." is left to the kernel's way of reading it: another file would be looked at than is run
             target = os.path.join(os.path.dirname(at), os.readlink(at))
-            return distrust(os.path.normpath(target) + rest, owner)
+            return distrust("/".join([target, *parts[index + 1 :]]), owner, links - 1)
         if found.st_mode & OTHERS_MAY_WRITE:
             return f"{at} can be written by others than root (mode {stat.S_IMODE(found.st_mode):o})"
     return ""
@@ -112,6 +154,7 @@ class Lock:
         while True:
             try:
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                HELD.add(self.fd)
                 return True
             except OSError:
                 if time.monotonic() >= deadline:
@@ -121,6 +164,9 @@ class Lock:
             time.sleep(0.02)
 
     def release(self) -> None:
+        """Also for children that were forked meanwhile: one that hangs for ever must not keep the lock."""
         if self.fd >= 0:
+            fcntl.flock(self.fd, fcntl.LOCK_UN)
             os.close(self.fd)
+            HELD.discard(self.fd)
             self.fd = -1

@@ -7,6 +7,7 @@ user who fills /run takes the node down; and no user's hints keep another's from
     {"v": 1, "node": "n3", "job": 123, "cause": "rank_crash", "attempt": 4, "at": 1796001234.5}
 """
 
+import itertools
 import json
 import os
 import stat
@@ -44,10 +45,13 @@ def _own_folder(folder: str, mode: int) -> None:
         os.mkdir(folder, 0o700)
     except FileExistsError:
         pass
-    found = os.lstat(folder)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise OSError(f"{folder} is not a folder of root's")
-    os.chmod(folder, mode)
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)  # what is looked at is what is changed
+    try:
+        if os.fstat(fd).st_uid != os.geteuid():
+            raise OSError(f"{folder} is not a folder of root's")
+        os.fchmod(fd, mode)
+    finally:
+        os.close(fd)
 
 
 def _mount(box: str) -> None:
@@ -74,7 +78,7 @@ def collect(world: "World") -> "list[dict[str, object]]":
     found = []  # type: list[dict[str, object]]
     try:
         of_user = {}  # type: dict[int, int]
-        for name in sorted(os.listdir(at))[:MOST_LOOKED_AT]:
+        for name in _names(at):
             uid = _owner(at, name)
             of_user[uid] = of_user.get(uid, 0) + 1
             wanted = of_user[uid] <= MOST_OF_ONE_USER and len(found) < MOST_FILES
@@ -89,6 +93,12 @@ def collect(world: "World") -> "list[dict[str, object]]":
     return found
 
 
+def _names(at: int) -> "list[str]":
+    """Some of the names in the box: of millions, only as many as are looked at are ever in memory."""
+    with os.scandir(f"/proc/self/fd/{at}") as entries:
+        return sorted(entry.name for entry in itertools.islice(entries, MOST_LOOKED_AT))
+
+
 def _removed(at: int, name: str) -> bool:
     for remove in (os.unlink, os.rmdir):
         try:
@@ -96,7 +106,31 @@ def _removed(at: int, name: str) -> bool:
             return True
         except OSError:
             pass
-    return False
+    return _emptied(at, name)
+
+
+def _emptied(at: int, name: str) -> bool:
+    """A folder full of somebody's files is rubbish too, which would keep others' hints out for ever; two floors are enough."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+    except OSError:
+        return False
+    try:
+        if os.fstat(fd).st_dev != os.fstat(at).st_dev:
+            return False
+        for inner in _names(fd):
+            for remove in (os.unlink, os.rmdir):
+                try:
+                    remove(inner, dir_fd=fd)
+                    break
+                except OSError:
+                    continue
+        os.rmdir(name, dir_fd=at)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def _owner(at: int, name: str) -> int:
@@ -117,7 +151,7 @@ def _read(at: int, name: str, node: str) -> "dict[str, object]":
         if not stat.S_ISREG(found.st_mode) or found.st_size > MOST_BYTES or found.st_nlink != 1:
             return {}
         value = json.loads(os.read(fd, MOST_BYTES).decode("utf-8", "replace"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     finally:
         os.close(fd)

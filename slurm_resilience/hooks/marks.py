@@ -1,6 +1,7 @@
 """Which jobs' epilogs began on this node and never ended?  A mark of our own, for Slurm forgets: a killed slurmd reports 0."""
 
 import os
+import re
 import time
 
 from . import files
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
 
 FOLDER = "epilogs"
 MOST = 5  # in one prolog or one periodic run
+_NAME = re.compile(r"[0-9]{1,12}\.json\Z")
 
 
 def begin(world: "World") -> None:
@@ -36,10 +38,13 @@ def unfinished(world: "World") -> "list[dict[str, object]]":
         return []
     found = []
     for name in names:
+        if not _NAME.match(name):
+            continue  # one that is being written, or whose writer was killed
         mark = files.read_json(os.path.join(world.path(FOLDER), name))
-        pid = int(str(mark.get("pid", 0)) or 0)
-        if mark.get("job") and (mark.get("boot") != world.boot or not pid or _start(pid) != mark.get("start")):
-            found.append(mark)
+        pid = files.integer(mark.get("pid"))
+        if mark.get("boot") != world.boot or not pid or _start(pid) != mark.get("start"):
+            # Of a mark that cannot be read the name is left; who its user was nobody knows any more
+            found.append({"job": name[:-5], "uid": files.integer(mark.get("uid"), -1), "boot": mark.get("boot", world.boot)})
     return found[:MOST]
 
 
@@ -52,4 +57,5 @@ def _start(pid: int) -> str:
         stat = files.read(f"/proc/{pid}/stat", 4096)
     except OSError:
         return ""
-    return stat[stat.rfind(")") + 2 :].split()[19]
+    words = stat[stat.rfind(")") + 2 :].split()
+    return words[19] if len(words) > 19 else ""

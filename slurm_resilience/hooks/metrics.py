@@ -25,9 +25,9 @@ def text(world: "World", told: "dict[str, dict[str, object]]", seconds: float) -
     family("check_status", "gauge", "0 ok, 1 warn, 2 fail, 3 unknown",
            [(f',check="{name}"', str(STATUS.get(str(entry.get("status")), 3))) for name, entry in known])  # fmt: skip
     family("check_duration_seconds", "gauge", "how long the check took the last time",
-           [(f',check="{name}"', str(entry.get("took_s", 0))) for name, entry in known])  # fmt: skip
+           [(f',check="{name}"', str(files.number(entry.get("took_s")))) for name, entry in known])  # fmt: skip
     family("check_last_run_timestamp_seconds", "gauge", "when the check was last made",
-           [(f',check="{name}"', "{:.0f}".format(float(str(entry.get("at", 0))))) for name, entry in known])  # fmt: skip
+           [(f',check="{name}"', "{:.0f}".format(files.number(entry.get("at")))) for name, entry in known])  # fmt: skip
     verdicts = []
     for name, entry in known:
         seen = entry.get("seen")
@@ -55,6 +55,7 @@ def write(world: "World", told: "dict[str, dict[str, object]]", seconds: float) 
         return
     path = os.path.join(folder, f"slurm_resilience_{world.node}.prom")
     temporary = f"{path}.{os.getpid()}"
+    files.remove(temporary)  # of one that was killed, and had our number
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:

@@ -1,6 +1,6 @@
 """Before a job: is this node known to be well?  Without a Slurm command while it is, and never with an exit code of our own."""
 
-from . import checks, engine, ledger, recheck, settle
+from . import checks, engine, ledger, recheck, settle, station
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 def run(world: "World") -> None:
     """Use the periodic check's verdict while it is fresh, else look; act on what fails; make up for a killed epilog."""
-    recheck.unfinished_epilogs(world)
+    station.attempt(world, "killed epilogs", lambda: recheck.unfinished_epilogs(world))
     chosen = engine.plans(world, "prolog")
     told = engine.verdict(world)
     fresh_s = world.number("verdict", "fresh_s", 600)

@@ -3,7 +3,7 @@
 import time
 
 from . import engine, files, ledger, marks, settle
-from .checks import FAIL, Result
+from .checks import FAIL, UNKNOWN, Result
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +16,8 @@ def unfinished_epilogs(world: "World") -> None:
     """The checks of each epilog that was killed in the middle are made now, before anything else may run here."""
     for mark in marks.unfinished(world):
         job = str(mark["job"])
+        if world.exhausted(2.0):
+            return  # the next look goes on
         ledger.record(world, "epilog_made_up", ended_job=job, same_boot=mark.get("boot") == world.boot)
         if mark.get("boot") == world.boot:
             from .world import Job
@@ -34,16 +36,22 @@ def pending_verdict(world: "World", results: "list[Result]") -> None:
     entry = drain.pending(world)
     if not entry:
         return
+    if not any(plan.name == entry.get("check") and plan.mode == "drain" for plan in engine.plans(world, "all")):
+        files.remove(world.path(drain.PENDING))
+        ledger.record(world, "pending_dropped", check=entry.get("check"), why="the check is not to drain any more")
+        return
     now = [result for result in results if result.check == entry.get("check")]
-    if not now and entry.get("boot") == world.boot and time.time() - float(str(entry.get("at", 0))) < PENDING_S:
+    if not now and entry.get("boot") == world.boot and time.time() - files.number(entry.get("at")) < PENDING_S:
         try:
             now = [Result.from_dict(entry)]
         except ValueError:
             now = []
-    files.remove(world.path(drain.PENDING))
+    if now and now[0].status == UNKNOWN:
+        return  # no news
     if now and now[0].status == FAIL and not drain.own(world):
-        drain.drain(world, now[0])
-    elif not now or now[0].status == FAIL:
-        return
-    else:
+        # The verdict is kept until it is acted on: whoever kills us now does not lose it
+        if drain.drain(world, now[0]).kind in drain.KEPT:
+            return
+    elif now and now[0].status != FAIL:
         ledger.record(world, "pending_dropped", check=entry.get("check"), why=f"the check is {now[0].status} now")
+    files.remove(world.path(drain.PENDING))

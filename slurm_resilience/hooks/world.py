@@ -12,6 +12,8 @@ from . import files
 from .child import PATH
 
 VERSION = 1
+MOST_BYTES = 1 << 20  # of a configuration; of its compiled form, with what slurm.conf promises of thousands of nodes, more
+MOST_BYTES = 1 << 20  # of a configuration; of its compiled form, with what slurm.conf promises of thousands of nodes, more
 FALLBACK_STATE = "/run/slurm-resilience"  # when /var is full or read-only
 NOWHERE = "/dev/null/none"  # when that is not there either: every write to it fails, and is recorded by syslog
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
@@ -121,15 +123,29 @@ def state_folder(wanted: str, node: str) -> "tuple[str, str]":
             files.private_folder(root)
             files.private_folder(folder)
             _try_to_write(folder)
+            away = os.path.join(FALLBACK_STATE, node or "unknown-node")
+            if not why and os.path.isdir(away) and away != folder:
+                why = _home(away, folder)
             return folder, why
         except OSError as error:
             why = why or f"{folder}: {error.strerror or error}"
     return NOWHERE, why
 
 
+def _home(away: str, folder: str) -> str:
+    from . import homecoming
+
+    try:
+        homecoming.bring_home(away, folder)
+    except OSError as error:
+        return f"what was kept in {away} cannot be brought to {folder}: {error}"
+    return ""
+
+
 def _try_to_write(folder: str) -> None:
     """Raises OSError where a byte cannot be written: a full disk shows only then."""
     probe = os.path.join(folder, f".probe.{os.getpid()}")
+    files.remove(probe)  # of one that was killed, and had our number
     try:
         fd = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -147,7 +163,7 @@ def load_settings(path: str) -> "dict[str, object]":
     why = files.distrust(path, os.geteuid())
     if why:
         raise BadSettings(why)
-    settings = files.read_json(path)
+    settings = files.read_json(path, 16 * MOST_BYTES)
     if not settings:
         raise BadSettings(f"{path} is no JSON object")
     if settings.get("v") != VERSION:
@@ -155,7 +171,7 @@ def load_settings(path: str) -> "dict[str, object]":
     source = settings.get("source")
     if isinstance(source, str) and source and os.path.exists(source):
         try:
-            crc = binascii.crc32(files.read(source).encode())
+            crc = binascii.crc32(files.read(source, 4 * MOST_BYTES).encode())
         except OSError as error:
             raise BadSettings(f"{source}: {error.strerror}") from None
         if crc != settings.get("source_crc"):

@@ -10,9 +10,10 @@ from typing import Any
 
 from slurm_resilience._atomic import write_atomic, write_json_atomic
 from slurm_resilience.errors import ConfigError, nearest
-from slurm_resilience.hooks import budget, checks, engine
+from slurm_resilience.hooks import budget, checks, engine, files
 from slurm_resilience.hooks.admin import promised
-from slurm_resilience.hooks.world import VERSION
+from slurm_resilience.hooks.reason import RENAMED
+from slurm_resilience.hooks.world import MOST_BYTES, VERSION
 
 CONFIG = Path("/etc/slurm-resilience/hooks.yaml")
 CONTEXTS = ("prolog", "epilog", "periodic", "boot")
@@ -59,6 +60,8 @@ _LISTS = {
     "ports": re.compile(r"[A-Za-z0-9_-]+:[0-9]+"),
     "names": re.compile(r"[A-Za-z0-9@._:\\-]+"),
 }  # fmt: skip
+_MOST = 1e15  # no number of ours is greater; neither infinite nor none
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,23}")
 _MATCH = re.compile(r"(?:[A-Za-z0-9_.*,-]|\[[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\])+")
 _PATH_OPTIONS = ("path", "mount", "type", "read_only_ok", "free_percent", "full_drains")
 _CHECK_KEYS = ("mode", "contexts", "timeout_s", "severity", "after_fails", "options", "nodes")
@@ -77,7 +80,6 @@ checks:
   clock: {}
   leftovers: {}
   tmpfiles: {}
-  # gpu: {options: {count: 8}}
   lockups: {}
   # services: {options: {names: [munge, sssd]}}
   # gpu: {options: {count: 8}}
@@ -136,8 +138,14 @@ def read(path: Path, slurm_conf: Path | None = None) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path} cannot be read", evidence=str(error), remedy="hooks install writes a first one") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not text in UTF-8", evidence=str(error)) from error
+    if len(text) > MOST_BYTES:
+        raise ConfigError(f"{path} is too long", evidence=f"{len(text)} characters, {MOST_BYTES} may be")
     compiled = compile_text(text, str(path))
-    conf = slurm_conf or Path(compiled["slurm"]["conf"] or promised.USUAL)
+    last = files.read_json(str(path.with_suffix(".json")), 16 * MOST_BYTES).get("promised")
+    last = last.get("conf") if isinstance(last, dict) else None  # a slurm.conf that was named once is asked again
+    conf = slurm_conf or Path(compiled["slurm"]["conf"] or (last if isinstance(last, str) else promised.USUAL))
     crc = binascii.crc32(text.encode())
     return {**compiled, "promised": promised.promises(conf), "source": str(path), "source_crc": crc}
 
@@ -149,8 +157,10 @@ def compile_text(text: str, name: str = "hooks.yaml") -> dict[str, Any]:
     try:
         _once(yaml.compose(text, Loader=yaml.SafeLoader), name)
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # a date that is none is a ValueError
         raise ConfigError(f"{name} is not YAML", evidence=" ".join(str(error).split())) from error
+    except RecursionError as error:
+        raise ConfigError(f"{name} is nested too deep") from error
     value = _mapping(value if value is not None else {}, name)
     _known(value, [*SECTIONS, "checks", "mode"], name)
     mode = _one_of(value.get("mode", "observe"), engine.MODES, f"{name}: mode")
@@ -192,8 +202,10 @@ def _check(name: str, entry: Any, mode: str, compiled: dict[str, Any], where: st
         module: Any = checks.module(name)
         contexts, timeout_s, severity = list(module.CONTEXTS), module.TIMEOUT_S, module.SEVERITY
     elif "command" in given:
-        if not name.replace("_", "").isalnum() or not name.islower():
-            raise ConfigError(f"{where}: a check's name is of a-z, 0-9 and _")
+        if not _NAME.fullmatch(name):
+            raise ConfigError(f"{where}: a check's name is of a-z, 0-9 and _, and not longer than 24")
+        if name == "manual" or name in RENAMED:
+            raise ConfigError(f"{where}: the name {name!r} is taken", remedy=f"call it site_{name}")
         _known(given, _SITE_KEYS, where)
         _absolute(given["command"], f"{where}.command")
         contexts, timeout_s, severity = ["periodic"], 5.0, checks.DRAIN_AFTER
@@ -201,10 +213,10 @@ def _check(name: str, entry: Any, mode: str, compiled: dict[str, Any], where: st
         raise ConfigError(f"{where}: unknown check: {nearest(name, checks.ALL)}", remedy="a check of your own has a command")
     out: dict[str, Any] = {
         "mode": _one_of(given.get("mode", mode), engine.MODES, f"{where}.mode"),
-        "contexts": [_one_of(c, CONTEXTS, f"{where}.contexts") for c in given.get("contexts", contexts)],
+        "contexts": [_one_of(c, CONTEXTS, f"{where}.contexts") for c in _listed(given, "contexts", contexts, where)],
         "timeout_s": _positive(given.get("timeout_s", timeout_s), f"{where}.timeout_s"),
         "severity": _one_of(given.get("severity", severity), SEVERITIES, f"{where}.severity"),
-        "after_fails": int(_positive(given.get("after_fails", 1), f"{where}.after_fails")),
+        "after_fails": _count(given.get("after_fails", 1), f"{where}.after_fails"),
         "options": _options(name, given.get("options", {}), f"{where}.options"),
     }
     if "command" in given:
@@ -222,9 +234,14 @@ def _check(name: str, entry: Any, mode: str, compiled: dict[str, Any], where: st
         if not isinstance(rule.get("match"), str) or not _MATCH.fullmatch(rule["match"]):
             raise ConfigError(f"{where}.nodes[{index}] needs a match such as gpu[1-4]")
         _options(name, rule.get("options", {}), f"{where}.nodes[{index}].options")
-        _one_of(rule.get("mode", mode), engine.MODES, f"{where}.nodes[{index}].mode")
-    if rules:
-        out["nodes"] = rules
+        checked = {**rule, "mode": _one_of(rule.get("mode", mode), engine.MODES, f"{where}.nodes[{index}].mode")}
+        if "mode" not in rule:
+            del checked["mode"]
+        if "severity" in rule:
+            _one_of(rule["severity"], SEVERITIES, f"{where}.nodes[{index}].severity")
+        if "after_fails" in rule:
+            checked["after_fails"] = _count(rule["after_fails"], f"{where}.nodes[{index}].after_fails")
+        out.setdefault("nodes", []).append(checked)
     return out
 
 
@@ -265,7 +282,7 @@ def _alike(value: Any, default: Any, where: str) -> None:
     if isinstance(default, bool):
         fits = isinstance(value, bool)
     elif isinstance(default, (int, float)):
-        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and value >= 0
+        fits = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < _MOST
     else:
         fits = isinstance(value, str)
     if not fits:
@@ -288,8 +305,21 @@ def _one_of(value: Any, names: Any, where: str) -> str:
     return value
 
 
+def _listed(given: Mapping[str, Any], key: str, default: list[str], where: str) -> list[Any]:
+    value = given.get(key, default)
+    if not isinstance(value, list):
+        raise ConfigError(f"{where}.{key} must be a list, not {value!r}")
+    return value
+
+
+def _count(value: Any, where: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 10**6:
+        raise ConfigError(f"{where} must be a whole number above 0, not {value!r}")
+    return value
+
+
 def _positive(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < _MOST:
         raise ConfigError(f"{where} must be a number above 0, not {value!r}")
     return float(value)
 

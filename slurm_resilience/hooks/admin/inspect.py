@@ -76,6 +76,8 @@ def _tools(compiled: dict[str, Any]) -> list[Finding]:
         path = str(compiled.get("slurm", {}).get(tool, ""))
         if path and not os.access(path, os.X_OK):
             found.append(Finding("error", f"{path} is not there: nothing can be drained (slurm.{tool})"))
+        elif path and files.distrust(path, os.geteuid()):
+            found.append(Finding("error", f"slurm.{tool}: {files.distrust(path, os.geteuid())}"))
     for name, entry in compiled.get("checks", {}).items():
         if entry.get("mode") == "off":
             continue

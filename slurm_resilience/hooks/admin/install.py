@@ -15,7 +15,7 @@ import slurm_resilience.hooks
 from slurm_resilience import __version__
 from slurm_resilience._atomic import write_atomic
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.hooks import files, hints
+from slurm_resilience.hooks import files, hints, world
 from slurm_resilience.hooks.admin import configuration, entries
 from slurm_resilience.hooks.admin.entries import KINDS, Places
 
@@ -91,6 +91,14 @@ def plan(
     for path in sorted([*source.glob("*.py"), *source.glob("checks/*.py")]):
         to = places.library / path.relative_to(source)
         todo.changes.append(Change(todo.on_disk(to), path.read_text(encoding="utf-8")))
+    wanted = {change.path for change in todo.changes}
+    for path in sorted(todo.on_disk(places.library).rglob("*.py")):
+        if path not in wanted:  # an earlier release's
+            todo.changes.append(Change(path, None))
+    wanted = {change.path for change in todo.changes}
+    for path in sorted(todo.on_disk(places.library).rglob("*.py")):
+        if path not in wanted:  # an earlier release's
+            todo.changes.append(Change(path, None))
     if not todo.on_disk(places.config).exists():
         todo.changes.append(Change(todo.on_disk(places.config), configuration.DEFAULT_TEXT))
     todo.before = settings_of(slurm_conf) if slurm_conf else {}
@@ -129,14 +137,20 @@ def apply(todo: Installation, *, write_slurm_conf: bool = False) -> list[str]:
     places = todo.places
     config = todo.on_disk(places.config)
     text = next((change.text for change in todo.changes if change.path == config), None)
+    if write_slurm_conf and todo.slurm_conf is not None:
+        _refuse_spread(todo)
+    if write_slurm_conf and todo.slurm_conf is not None:
+        _refuse_spread(todo)
     configuration.compile_text(text or config.read_text(encoding="utf-8"), str(places.config))
     changed = []
     for change in todo.changes:
         if change.needed():
-            assert change.text is not None
-            _root_folder(change.path.parent)
-            write_atomic(change.path, change.text, mode=change.mode)
-            os.chmod(change.path, change.mode)
+            if change.text is None:
+                change.path.unlink()
+            else:
+                _root_folder(change.path.parent)
+                write_atomic(change.path, change.text, mode=change.mode)
+                os.chmod(change.path, change.mode)
             changed.append(str(change.path))
     compiled = {**configuration.read(config, todo.slurm_conf), "source": str(places.config)}
     out = Change(todo.on_disk(places.compiled), json.dumps(compiled, sort_keys=True) + "\n")
@@ -151,9 +165,11 @@ def apply(todo: Installation, *, write_slurm_conf: bool = False) -> list[str]:
         _root_folder(places.state.parent)
         files.private_folder(str(places.state))
         if "epilogslurmctld" in todo.kinds:
-            _controller_folder(entries.controller_state(places))
-    receipt = {"v": 1, "release": __version__, "lines": todo.lines}
-    receipt["before"] = {key: todo.before.get(key, "") for key in todo.lines}
+            _controller_folder(entries.controller_state(places), todo.slurm_conf)
+    # What an earlier installation of other hooks (--only) wrote down still counts
+    earlier = _receipt(todo)
+    receipt = {"v": 1, "release": __version__, "lines": {**earlier.get("lines", {}), **todo.lines}}
+    receipt["before"] = {**earlier.get("before", {}), **{key: todo.before.get(key, "") for key in todo.lines}}
     write_atomic(todo.on_disk(places.prefix) / "install.json", json.dumps(receipt, sort_keys=True) + "\n")
     if write_slurm_conf and todo.slurm_conf is not None:
         text = with_settings(todo.slurm_conf.read_text(encoding="utf-8"), todo.lines)
@@ -167,7 +183,12 @@ def apply(todo: Installation, *, write_slurm_conf: bool = False) -> list[str]:
 
 
 def uninstall(places: Places, *, root: Path = Path("/"), slurm_conf: Path | None = None, purge: bool = False) -> list[str]:
-    """Remove the files, and put slurm.conf's lines back as they were.  Configuration and ledgers stay unless ``purge``."""
+    """Put slurm.conf's lines back as they were, and remove the files; configuration and ledgers only with ``purge``.
+
+    A Prolog or Epilog that is missing drains every node, and slurmd calls the one that it knows until it is told of
+    another: in its place stays an entry that does nothing but what was chained, until ``purge`` finds that Slurm calls it
+    no more.
+    """
     todo = Installation(places, root, slurm_conf, ())
     gone = []
     before = _receipt(todo).get("before", {})
@@ -177,11 +198,19 @@ def uninstall(places: Places, *, root: Path = Path("/"), slurm_conf: Path | None
         text = with_settings(slurm_conf.read_text(encoding="utf-8"), {key: before[key] for key in ours})
         write_atomic(slurm_conf, text, mode=slurm_conf.stat().st_mode & 0o777)
         gone.append(str(slurm_conf))
-    folders = [places.prefix] + (
-        [places.state, places.config, places.compiled, *configuration.kept(places.config)] if purge else []
-    )
+    prefix = todo.on_disk(places.prefix)
+    if not purge or still_called(places, root, slurm_conf):
+        folders = [path for path in (places.library.parent, places.prefix / "lua") if todo.on_disk(path).exists()]
+        for kind in KINDS.values():
+            if todo.on_disk(places.entry(kind)).exists():
+                _leave_a_stub(todo.on_disk(places.entry(kind)))
+    else:
+        folders = [places.prefix]
     if purge:
+        folders += [places.state, places.config, places.compiled, *configuration.kept(places.config)]
         folders.append(entries.controller_state(places))
+        if root == Path("/"):
+            folders.append(Path(world.FALLBACK_STATE))
         mounted = root == Path("/") and os.path.ismount(hints.BOX)  # made by the hooks on this node
         if mounted and subprocess.run(["umount", hints.BOX], check=False).returncode == 0:
             os.rmdir(hints.BOX)
@@ -199,7 +228,33 @@ def uninstall(places: Places, *, root: Path = Path("/"), slurm_conf: Path | None
     if purge and folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
         gone.append(str(folder))
+    if prefix.is_dir() and not (prefix / "bin").is_dir():
+        shutil.rmtree(prefix)
     return gone
+
+
+def still_called(places: Places, root: Path, slurm_conf: Path | None) -> bool:
+    """May Slurm call one of our entries?  As it says itself; without an answer it may, where there is a Slurm at all."""
+    scontrol = shutil.which("scontrol")
+    if root != Path("/") or scontrol is None:
+        return False
+    env = {**os.environ, **({"SLURM_CONF": str(slurm_conf)} if slurm_conf else {})}
+    try:
+        done = subprocess.run([scontrol, "show", "config"], env=env, capture_output=True, text=True, timeout=10, check=False)
+    except subprocess.TimeoutExpired:
+        return True
+    if done.returncode:
+        return "configuration source" not in done.stderr
+    return f"{places.prefix}/bin/" in done.stdout
+
+
+def _leave_a_stub(entry: Path) -> None:
+    chained = re.search(r"^chained='([^']*)'$", entry.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    then = f"exec '{chained.group(1)}'\n" if chained and chained.group(1) else ""
+    keep = f"chained='{chained.group(1) if chained else ''}'\n"
+    why = "# slurm-resilience was uninstalled; this stays for a Slurm that has not been told so yet."
+    write_atomic(entry, f"#!/bin/sh\n{why}\n{keep}{then}exit 0\n", mode=0o755)
+    entry.chmod(0o755)
 
 
 def logrotate_of(places: Places) -> Path:
@@ -208,18 +263,49 @@ def logrotate_of(places: Places) -> Path:
 
 
 def settings_of(path: Path) -> dict[str, str]:
-    """The settings of a slurm.conf that stand alone on their lines; the last of each key counts, as for Slurm."""
+    """The settings of a slurm.conf and of what it includes that stand alone on their lines; the last of each key counts,
+    as for Slurm.  A Prolog that is named without its folder is beside slurm.conf (Slurm 23.11 and newer)."""
+    canonical = {key.lower(): key for key in [*KINDS, "HealthCheckInterval", "HealthCheckNodeState"]}
     found = {}
+    for _, key, value in _settings(path):
+        name = canonical.get(key.lower(), key)
+        relative = name in ("Prolog", "Epilog") and value and not value.startswith("/")
+        found[name] = str(path.parent / value) if relative else value
+    return found
+
+
+def _settings(path: Path, depth: int = 0) -> list[tuple[Path, str, str]]:
+    """(file, key, value) of each line."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
+        if depth:
+            return []
         raise ConfigError(f"{path} cannot be read", evidence=str(error)) from error
+    found = []
     for line in text.splitlines():
+        include = re.match(r"\s*[Ii]nclude\s+(\S+)\s*(?:#.*)?$", line)
         match = re.match(r"\s*([A-Za-z]+)\s*=\s*(.*?)\s*(?:#.*)?$", line)
-        if match:
-            canonical = {key.lower(): key for key in [*KINDS, "HealthCheckInterval", "HealthCheckNodeState"]}
-            found[canonical.get(match.group(1).lower(), match.group(1))] = match.group(2).strip('"')
+        if include and depth < 5:
+            found += _settings(path.parent / include.group(1), depth + 1)
+        elif match:
+            found.append((path, match.group(1), match.group(2).strip('"')))
     return found
+
+
+def _refuse_spread(todo: Installation) -> None:
+    """Lines that we would not replace, or of which we would drop one."""
+    assert todo.slurm_conf is not None
+    ours = {key.lower(): key for key in todo.lines}
+    seen: dict[str, str] = {}
+    for path, key, value in _settings(todo.slurm_conf):
+        name = ours.get(key.lower())
+        if name and path != todo.slurm_conf:
+            raise ConfigError(f"{name} is set in {path}, which {todo.slurm_conf} includes", evidence=f"{name}={value}",
+                              remedy="without --write, and change that file by hand")  # fmt: skip
+        if name in KINDS and seen.setdefault(name, value) != value:
+            raise ConfigError(f"{todo.slurm_conf} has several lines of {name}", evidence=f"{seen[name]}, {value}",
+                              remedy="without --write; put all but one into a script or a folder first")  # fmt: skip
 
 
 def with_settings(text: str, values: dict[str, str]) -> str:
@@ -253,14 +339,16 @@ def _refuse_writable(path: Path) -> None:
         )
 
 
-def _controller_folder(path: Path) -> None:
+def _controller_folder(path: Path, slurm_conf: Path | None) -> None:
     """EpilogSlurmctld runs as SlurmUser, who keeps a ledger of his own."""
     _root_folder(path)
     path.chmod(0o700)
+    settings = {key.lower(): value for key, value in settings_of(slurm_conf).items()} if slurm_conf else {}
+    user = re.sub(r"\(.*", "", settings.get("slurmuser", "slurm"))
     try:
-        shutil.chown(path, "slurm", "slurm")
+        shutil.chown(path, int(user) if user.isdigit() else user)
     except LookupError:
-        return  # SlurmUser is root, or has another name: syslog has the record
+        return  # there is no such user here: on nodes nobody needs it
 
 
 def _root_folder(path: Path) -> None:

@@ -6,6 +6,7 @@ munge refuses what is more than 300 s off, so that a node with a wrong clock fai
 import re
 import time
 
+from .. import files
 from ..world import boot_id
 from . import FAIL, FLAG, OK, WARN, Host, Result, unknown
 
@@ -26,7 +27,7 @@ def check(host: Host) -> Result:
     host.remember({"boot": boot, "wall": wall, "steady": steady})
     jump = 0.0
     if memo.get("boot") == boot:
-        jump = (wall - float(str(memo.get("wall", wall)))) - (steady - float(str(memo.get("steady", steady))))
+        jump = (wall - files.number(memo.get("wall"), wall)) - (steady - files.number(memo.get("steady"), steady))
     if abs(jump) > host.number("jump_s", 5):
         return Result(WARN, f"the clock jumped by {jump:.0f} s since the last look", "jump", severity=FLAG)
     if not host.options.get("chronyc"):

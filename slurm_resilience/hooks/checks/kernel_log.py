@@ -6,6 +6,7 @@ has another facility than the kernel's 0.  Source: Documentation/ABI/testing/dev
 
 import os
 
+from .. import files
 from . import Host
 
 MOST_RECORDS = 100000
@@ -18,7 +19,7 @@ class Unreadable(Exception):
 
 def since(host: Host, boot: str, cursor: "dict[str, object]") -> "tuple[list[str], dict[str, object]]":
     """The new lines, and the cursor behind them.  On another boot it starts anew.  Raises :class:`Unreadable`."""
-    last = int(str(cursor.get("number", -1))) if cursor.get("boot") == boot else -1
+    last = files.integer(cursor.get("number"), -1) if cursor.get("boot") == boot else -1
     lines = []
     try:
         for number, text in _records(host):

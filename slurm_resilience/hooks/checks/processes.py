@@ -4,11 +4,14 @@ import os
 
 from . import Host
 
+EXITING = 0x4  # PF_EXITING in the flags of proc(5), stat
+
 
 class Process:
     """One process as /proc shows it."""
 
-    def __init__(self, pid: int, uid: int, state: str, start: str) -> None:
+    def __init__(self, pid: int, uid: int, state: str, start: str, ending: bool = False) -> None:
+        self.ending = ending  # it has got its signal and gives its memory back, which may take it long
         self.pid = pid
         self.uid = uid
         self.state = state
@@ -41,7 +44,9 @@ def read(host: Host, pid: int) -> "Process | None":
         if line.startswith("Uid:"):
             uid = int(line.split()[1])
             break
-    return Process(pid, uid, rest[0], rest[19]) if len(rest) > 19 else None
+    if len(rest) <= 19:
+        return None
+    return Process(pid, uid, rest[0], rest[19], rest[6].isdigit() and bool(int(rest[6]) & EXITING))
 
 
 def job_of(host: Host, pid: int) -> str:

@@ -9,6 +9,7 @@ import os
 import stat
 import time
 
+from .. import files
 from . import FLAG, JOB, OK, WARN, Host, Result, unknown
 from . import processes as table
 
@@ -20,6 +21,7 @@ LEAST_UID = 1000
 MOST_ENTRIES = 20000
 PORTION = 1000
 DEEPEST = 64
+CLOCK_TICK_S = 0.02  # files are dated by the last tick
 
 
 def check(host: Host) -> Result:
@@ -35,6 +37,7 @@ def check(host: Host) -> Result:
     others = [process.pid for process in table.of_uid(host, uid) if table.job_of(host, process.pid) != job]
     if others:
         return Result(OK, text + ", and runs something else here")
+    asked = time.time() - CLOCK_TICK_S
     rows = jobs_here(host, uid)
     if rows is None:
         return unknown("squeue does not tell whether the user has another job here")
@@ -44,7 +47,7 @@ def check(host: Host) -> Result:
         return Result(WARN, text, "left", blame=JOB, severity=FLAG)
     kept = 0
     for folder, name in found:
-        kept += _remove(host, folder, name, uid)
+        kept += _remove(host, folder, name, uid, asked)
     if kept:
         return Result(WARN, text + f"; {kept} cannot be removed", "kept", blame=JOB, severity=FLAG)
     return Result(WARN, text + "; removed", "left", blame=JOB, severity=FLAG)
@@ -80,24 +83,38 @@ def jobs_here(host: Host, uid: int) -> "list[tuple[str, str]] | None":
     return rows
 
 
-def _remove(host: Host, folder: str, name: str, uid: int) -> int:
-    """Remove one entry of a folder and all below it; how many entries had to stay."""
+def _remove(host: Host, folder: str, name: str, uid: int, asked: float) -> int:
+    """Remove one entry of a folder and all below it; how many entries had to stay.
+
+    What was made or changed since Slurm was ``asked`` may be a new job's of the same user.
+    """
     try:
         fd = os.open(host.path(folder), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return 1
     try:
-        return _remove_at(host, fd, name, uid, os.fstat(fd).st_dev, 0)
+        return _remove_at(host, fd, name, uid, (os.fstat(fd).st_dev, _mount_of(fd)), asked, 0)
     finally:
         os.close(fd)
 
 
-def _remove_at(host: Host, at: int, name: str, uid: int, device: int, depth: int) -> int:
+def _mount_of(fd: int) -> str:
+    """The mount that a descriptor is on: a folder that was bound into another has the same device, and is not of it.
+
+    Source: proc(5), fdinfo (Linux 3.15 and newer).
+    """
+    for line in files.read(f"/proc/self/fdinfo/{fd}", 4096).splitlines():
+        if line.startswith("mnt_id:"):
+            return line
+    return ""
+
+
+def _remove_at(host: Host, at: int, name: str, uid: int, where: "tuple[int, str]", asked: float, depth: int) -> int:
     if depth > DEEPEST or time.monotonic() > host.deadline - 0.5:
         return 1
     try:
         found = os.stat(name, dir_fd=at, follow_symlinks=False)
-        if found.st_uid != uid or found.st_dev != device:
+        if found.st_uid != uid or found.st_dev != where[0] or found.st_ctime > asked:
             return 1
         if not stat.S_ISDIR(found.st_mode):
             os.unlink(name, dir_fd=at)
@@ -110,14 +127,14 @@ def _remove_at(host: Host, at: int, name: str, uid: int, device: int, depth: int
     kept = 0
     try:
         same = os.fstat(fd)
-        if (same.st_ino, same.st_dev, same.st_uid) != (found.st_ino, device, uid):
+        if (same.st_ino, same.st_dev, same.st_uid) != (found.st_ino, where[0], uid) or _mount_of(fd) != where[1]:
             return 1
         while True:  # in portions: a job may leave millions of names
             with os.scandir(f"/proc/self/fd/{fd}") as entries:
                 portion = [entry.name for entry in itertools.islice(entries, PORTION)]
             before = kept
             for child in portion:
-                kept += _remove_at(host, fd, child, uid, device, depth + 1)
+                kept += _remove_at(host, fd, child, uid, where, asked, depth + 1)
             if len(portion) < PORTION or kept > before:
                 break
     except OSError:

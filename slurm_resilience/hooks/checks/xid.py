@@ -43,7 +43,7 @@ def check(host: Host) -> Result:
         return unknown(str(error))
     lasting = memo.get("lasting") if memo.get("boot") == boot else None
     result = judge(lines)
-    if isinstance(lasting, dict) and result.status != FAIL and not _acknowledged(host):
+    if isinstance(lasting, dict) and lasting.get("status") == FAIL and result.status != FAIL and not _acknowledged(host):
         result = Result.from_dict(lasting)
     host.remember(
         {"cursor": cursor, "boot": boot, "lasting": result.to_dict() if result.status == FAIL else None, "codes": codes(lines)}

@@ -142,7 +142,7 @@ def test_install_twice_is_once_and_uninstall_restores(places: Places, root_folde
     assert (after["Prolog"], after["Epilog"], after["HealthCheckInterval"]) == ("/site/prolog", "/site/epilog.d/*", "0")
     assert "EpilogSlurmctld" not in after
     assert "HealthCheckProgram" not in after
-    assert not places.prefix.exists()
+    assert not places.library.exists()
     assert places.config.exists(), "the configuration is the admin's"
 
 
@@ -307,9 +307,11 @@ OURS: dict[str, object] = {"reason": "sr:gpu x", "user": "root", "since": 100.0,
 
 
 def test_a_drain_stands_for_as_long_as_the_clock_that_does_not_jump_says() -> None:
-    at, steady = time.time() - 7200, time.monotonic() - 30
+    at, steady = time.time() - time.monotonic() - 7200, time.monotonic() - 30
     assert comeback.held_s({"at": at, "steady": steady, "boot": "b"}, "b") == pytest.approx(30, abs=5)
-    assert comeback.held_s({"at": at, "steady": steady, "boot": "b"}, "another") == pytest.approx(7200, abs=5)
+    assert comeback.held_s({"at": at, "steady": steady, "boot": "b"}, "another") == pytest.approx(
+        time.monotonic() + 7200, abs=5
+    )
 
 
 def drained(
@@ -388,7 +390,7 @@ def test_a_hint_is_reduced_to_what_we_know_and_rubbish_is_thrown_away(tmp_path: 
     (box / "folder" / "x").touch()
     found = hints.collect(hint_world(box, tmp_path))
     assert found == [{"cause": "rank_crash", "uid": 2001, "hinted_job": 12, "hinted_attempt": 2}]
-    assert [path.name for path in box.iterdir()] == ["folder"]
+    assert list(box.iterdir()) == [], "a folder full of files would keep others' hints out for ever"
     assert hints.collect(hint_world(tmp_path / "none" / "n1", tmp_path)) == []
 
 
