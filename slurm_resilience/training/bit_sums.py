@@ -17,7 +17,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,14 +25,12 @@ SMALL = 1 << 12
 THIN = 128
 _GRID = 1024
 BLOCK = 1 << 18
-PACK = 1 << 18
 _KEPT = 1 << 16
 _MASK = (1 << 64) - 1
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(NamedTuple):
     """A tensor, or the box of it at ``offset`` that this rank has; ``shape`` is the whole tensor's."""
 
     local: torch.Tensor
@@ -40,15 +38,14 @@ class Piece:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Sums:
+class Sums(NamedTuple):
     """Both sums modulo 2^64, and whether any floating-point number among the elements is NaN or infinite."""
 
     plain: int
     placed: int
     finite: bool = True
 
-    def __add__(self, other: Sums) -> Sums:
+    def __add__(self, other: Sums) -> Sums:  # type: ignore[override]
         return Sums((self.plain + other.plain) & _MASK, (self.placed + other.placed) & _MASK, self.finite and other.finite)
 
     def __str__(self) -> str:
@@ -59,98 +56,93 @@ ZERO = Sums(0, 0)
 
 
 def sums(pieces: Sequence[Piece]) -> list[Sums]:
-    """The sums of each piece, in the order given.  Reads every element once from memory; changes nothing."""
+    """The sums of each piece, in the order given.  Reads every element once from memory; changes nothing.
+
+    Pieces of one kind and one place in their tensors (a weight and its moments, the same layer many times) go together, so that
+    what a call costs is paid once for all of them.
+    """
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for place, (local, offset, shape) in enumerate(pieces):
+        if local.numel():
+            alike.setdefault((local.dtype, local.shape, offset, shape, local.device), []).append(place)
     found: list[Sums] = [ZERO] * len(pieces)
-    packs: dict[tuple[torch.device, torch.dtype], list[tuple[int, Piece]]] = {}
-    later: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+    batches: dict[torch.device, list[_Batch]] = {}
     with torch.no_grad():
-        for place, one in enumerate(pieces):
-            piece = _plain_numbers(one)
-            if not piece.local.numel():
-                continue
-            if math.prod(piece.shape) <= SMALL:
-                packs.setdefault((piece.local.device, piece.local.dtype), []).append((place, piece))
-            else:
-                later.append((place, *_large(piece)))
-        for members in packs.values():
-            for pack in _bounded(members):
-                later += _small(pack)
-        _collect(later, found, pieces)
+        for (_, size, offset, shape, device), places in alike.items():
+            at_once = max(1, BLOCK // math.prod(size))
+            for first in range(0, len(places), at_once):
+                some = places[first : first + at_once]
+                batches.setdefault(device, []).append(_sum([pieces[place].local for place in some], some, offset, shape))
+        for group in batches.values():
+            _collect(group, pieces, found)
     return found
 
 
-def _collect(later: list[tuple[int, torch.Tensor, torch.Tensor]], found: list[Sums], pieces: Sequence[Piece]) -> None:
-    """Fetch the results, once per device."""
-    by_device: dict[torch.device, list[tuple[int, torch.Tensor, torch.Tensor]]] = {}
-    for each in later:
-        by_device.setdefault(each[1].device, []).append(each)
-    for group in by_device.values():
-        numbers = torch.stack([both for _, both, _ in group]).tolist()
-        traces = torch.stack([trace for _, _, trace in group]).isfinite().tolist()
-        for (place, _, _), (plain, placed), finite in zip(group, numbers, traces, strict=True):
+class _Batch(NamedTuple):
+    """Sums of several pieces, still on their device; ``trace`` is finite if all elements of all of them are."""
+
+    places: list[int]
+    plain: torch.Tensor
+    placed: torch.Tensor
+    trace: torch.Tensor
+
+
+def _collect(batches: list[_Batch], pieces: Sequence[Piece], found: list[Sums]) -> None:
+    """Fetch the results of one device at once."""
+    plain = torch.cat([one.plain for one in batches]).tolist()
+    placed = torch.cat([one.placed for one in batches]).tolist()
+    finite = torch.stack([one.trace for one in batches]).isfinite().tolist()
+    at = 0
+    for one, fine in zip(batches, finite, strict=True):
+        for place in one.places:
             # A sum of finite numbers may still overflow; then the slow answer counts.
-            fine = finite or bool(pieces[place].local.detach().isfinite().all())
-            found[place] += Sums(plain & _MASK, placed & _MASK, fine)
+            good = fine or bool(pieces[place].local.detach().isfinite().all())
+            found[place] = Sums(plain[at] & _MASK, placed[at] & _MASK, good)
+            at += 1
 
 
-def _plain_numbers(piece: Piece) -> Piece:
-    """Complex elements as pairs, wide enough for an integer of their own each."""
-    local = piece.local.detach()
-    if local.is_complex():
-        local = torch.view_as_real(local.resolve_conj().resolve_neg())
-        return Piece(local.contiguous(), (*piece.offset, 0), (*piece.shape, 2))
-    return Piece(local.contiguous(), piece.offset, piece.shape)
+def _sum(members: list[torch.Tensor], places: list[int], offset: tuple[int, ...], shape: tuple[int, ...]) -> _Batch:
+    if members[0].is_complex():  # as pairs, wide enough for an integer of their own each
+        members = [torch.view_as_real(one.detach().resolve_conj().resolve_neg()) for one in members]
+        offset, shape = (*offset, 0), (*shape, 2)
+    together = torch.stack(members) if len(members) > 1 else members[0].detach().contiguous().unsqueeze(0)
+    small = math.prod(shape) <= SMALL
+    plain, placed = _small(together, offset, shape) if small else _large(together, offset, shape)
+    return _Batch(places, plain, placed, _traces(together.reshape(-1)))
 
 
 def _bits(flat: torch.Tensor) -> torch.Tensor:
     return flat.view(_BITS[flat.dtype.itemsize])
 
 
-def _trace(flat: torch.Tensor) -> torch.Tensor:
+def _traces(flat: torch.Tensor) -> torch.Tensor:
     """A number that is finite if all elements are (and hardly ever otherwise): one pass at the speed of memory."""
     if not flat.is_floating_point():
         return torch.zeros((), dtype=torch.float64, device=flat.device)
+    blocks = [_trace(block) for block in torch.split(flat, 16 * BLOCK)]
+    return sum(blocks[1:], blocks[0])
+
+
+def _trace(flat: torch.Tensor) -> torch.Tensor:
     if flat.dtype.itemsize == 1:  # fp8 has no sum
         flat = flat.to(torch.float32)
     return flat.sum().to(torch.float64)
 
 
-# -- small tensors: many in one go --------------------------------------------------------------------------------
+# -- small tensors: a weight for each element ---------------------------------------------------------------------
 
 
-def _bounded(members: list[tuple[int, Piece]]) -> Iterator[list[tuple[int, Piece]]]:
-    pack: list[tuple[int, Piece]] = []
-    size = 0
-    for place, piece in members:
-        pack.append((place, piece))
-        size += piece.local.numel()
-        if size >= PACK:
-            yield pack
-            pack, size = [], 0
-    if pack:
-        yield pack
+def _small(together: torch.Tensor, offset: tuple[int, ...], shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+    wide = _bits(together.reshape(len(together), -1)).to(torch.int64)
+    return wide.sum(1), (wide * _weights(tuple(together.shape[1:]), offset, shape, together.device)).sum(1)
 
 
-def _small(pack: list[tuple[int, Piece]]) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    flat = torch.cat([piece.local.reshape(-1) for _, piece in pack])
-    weights = torch.cat([_weights(piece) for _, piece in pack])
-    wide = _bits(flat).to(torch.int64)
-    both = torch.stack([wide, wide * weights])
-    ends = torch.tensor([piece.local.numel() for _, piece in pack]).cumsum(0).to(flat.device) - 1
-    upto = both.cumsum(1)[:, ends]
-    each = torch.cat([upto[:, :1], upto[:, 1:] - upto[:, :-1]], 1)
-    trace = _trace(flat)
-    for at, (place, _) in enumerate(pack):
-        yield place, each[:, at], trace
-
-
-def _weights(piece: Piece) -> torch.Tensor:
-    """w at each place of the piece."""
-    if tuple(piece.local.shape[1:]) == piece.shape[1:]:
-        start = piece.offset[0] * math.prod(piece.shape[1:]) if piece.shape else 0
-        return _odd(start, piece.local.numel(), 0, piece.local.device)
-    places = _places(piece.offset, tuple(piece.local.shape), piece.shape, piece.local.device)
-    return _odd(0, SMALL, 0, piece.local.device)[places]
+def _weights(size: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """w at each place of a piece."""
+    if size[1:] == shape[1:]:
+        start = offset[0] * math.prod(shape[1:]) if shape else 0
+        return _odd(start, math.prod(size), 0, device)
+    return _odd(0, SMALL, 0, device)[_places(offset, size, shape, device)]
 
 
 def _places(offset: Sequence[int], size: Sequence[int], shape: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -164,56 +156,58 @@ def _places(offset: Sequence[int], size: Sequence[int], shape: Sequence[int], de
 # -- large tensors: sums along the axes ---------------------------------------------------------------------------
 
 
-def _large(piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
-    local = piece.local
+def _large(together: torch.Tensor, offset: tuple[int, ...], shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
     plain, placed = [], []
-    for matrix, weight_rows, weight_columns in _matrices(piece):
-        rows, columns = _axes(matrix)
-        plain.append(rows.sum())
-        placed += [(rows * weight_rows).sum(), (columns * weight_columns).sum()]
-    return torch.stack([sum(plain[1:], plain[0]), sum(placed[1:], placed[0])]), _traces(local.reshape(-1))
+    for matrices, weight_rows, weight_columns in _matrices(together, offset, shape):
+        rows, columns = _axes(matrices)
+        plain.append(rows.sum(1))
+        placed += [(rows * weight_rows).sum(1), (columns * weight_columns).sum(1)]
+    return sum(plain[1:], plain[0]), sum(placed[1:], placed[0])
 
 
-def _matrices(piece: Piece) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """The piece as matrices, with h of their rows (odd) and k of their columns (even)."""
-    local, shape, device = piece.local, piece.shape, piece.local.device
+def _matrices(
+    together: torch.Tensor, offset: tuple[int, ...], shape: tuple[int, ...]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Each piece as matrices, with h of their rows (odd) and k of their columns (even), which all pieces share."""
+    size, device = tuple(together.shape[1:]), together.device
     trailing = math.prod(shape[1:])
-    whole_rows = tuple(local.shape[1:]) == shape[1:]
+    whole_rows = size[1:] == shape[1:]
     if len(shape) > 1 and trailing >= THIN:
-        rows = _odd(piece.offset[0], local.shape[0], 1, device)
+        rows = _odd(offset[0], size[0], 1, device)
         if whole_rows:
             columns = _even(0, trailing, 2, device)
         else:
-            columns = _hash(_places(piece.offset[1:], local.shape[1:], shape[1:], device), 2) & ~1
-        yield local.reshape(local.shape[0], -1), rows, columns
+            columns = _hash(_places(offset[1:], size[1:], shape[1:], device), 2) & ~1
+        yield together.reshape(len(together), size[0], -1), rows, columns
     elif whole_rows:
-        yield from _on_grid(local.reshape(-1), piece.offset[0] * trailing)
+        yield from _on_grid(together.reshape(len(together), -1), offset[0] * trailing)
     else:
-        places = _places(piece.offset, local.shape, shape, device)
+        places = _places(offset, size, shape, device)
         both = (_hash(places // _GRID, 1) | 1) + (_hash(places % _GRID, 2) & ~1)
-        yield local.reshape(-1, 1), both, torch.zeros(1, dtype=torch.int64, device=device)
+        yield together.reshape(len(together), -1, 1), both, torch.zeros(1, dtype=torch.int64, device=device)
 
 
 def _on_grid(flat: torch.Tensor, start: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
     """A run of elements that begins at place ``start``, on the grid: the end of a row, whole rows, the beginning of one."""
-    while flat.numel():
+    while flat.shape[1]:
         left = start % _GRID
-        count = flat.numel() // _GRID * _GRID
+        count = flat.shape[1] // _GRID * _GRID
         if left or not count:
-            count = min(_GRID - left, flat.numel())
+            count = min(_GRID - left, flat.shape[1])
         width = min(count, _GRID)
         rows = _odd(start // _GRID, count // width, 1, flat.device)
-        yield flat[:count].view(-1, width), rows, _even(left, width, 2, flat.device)
-        start, flat = start + count, flat[count:]
+        yield flat[:, :count].reshape(len(flat), -1, width), rows, _even(left, width, 2, flat.device)
+        start, flat = start + count, flat[:, count:]
 
 
-def _axes(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sums of all rows and of all columns, modulo 2^64, of the elements' bits."""
-    bits = _bits(matrix)
-    height, width = bits.shape
-    if bits.numel() <= BLOCK:
+def _axes(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The sums of all rows and of all columns of each matrix, modulo 2^64, of the elements' bits."""
+    bits = _bits(matrices)
+    if bits.numel() <= BLOCK or len(bits) > 1:
         wide = bits.to(torch.int64)
-        return wide.sum(1), wide.sum(0)
+        return wide.sum(2), wide.sum(1)
+    (bits,) = bits
+    height, width = bits.shape
     rows = torch.zeros(height, dtype=torch.int64, device=bits.device)
     along = torch.zeros(width, dtype=torch.int64, device=bits.device)
     wide_columns = min(width, BLOCK)
@@ -227,12 +221,7 @@ def _axes(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             wide.copy_(bits[top:bottom, left:right])
             rows[top:bottom] += wide.sum(1)
             along[left:right] += wide.sum(0)
-    return rows, along
-
-
-def _traces(flat: torch.Tensor) -> torch.Tensor:
-    blocks = [_trace(block) for block in torch.split(flat, 16 * BLOCK)]
-    return sum(blocks[1:], blocks[0])
+    return rows.unsqueeze(0), along.unsqueeze(0)
 
 
 # -- hashes -------------------------------------------------------------------------------------------------------

@@ -6,6 +6,8 @@ with and without them, so its names have none.
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -18,8 +20,24 @@ _WRAPPERS = {
 }
 
 
+_cleaned: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, str]] = weakref.WeakKeyDictionary()
+
+
 def clean_name(model: torch.nn.Module, name: str) -> str:
     """``name`` (of a parameter or buffer as ``model`` knows it) without the words of wrappers."""
+    return _clean_names(model, [name])[name]
+
+
+def _clean_names(model: torch.nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """All clean names of a model that are known, among them these."""
+    known = _cleaned.get(model)
+    if known is None:
+        known = _cleaned[model] = {}
+    known.update({name: _clean(model, name) for name in names if name not in known})
+    return known
+
+
+def _clean(model: torch.nn.Module, name: str) -> str:
     kept: list[str] = []
     at: Any = model
     for word in name.split("."):
@@ -34,8 +52,10 @@ def parameter_names(models: dict[str, torch.nn.Module]) -> dict[int, str]:
     """``id(parameter)`` → its name in a checkpoint, ``<model>.<parameter>``; a tied one has its first name."""
     names: dict[int, str] = {}
     for label, model in models.items():
-        for name, parameter in model.named_parameters():
-            names.setdefault(id(parameter), f"{label}.{clean_name(model, name)}")
+        own = dict(model.named_parameters())
+        clean = _clean_names(model, own)
+        for name, parameter in own.items():
+            names.setdefault(id(parameter), f"{label}.{clean[name]}")
     return names
 
 
@@ -45,7 +65,9 @@ def model_entries(label: str, model: torch.nn.Module) -> dict[str, tuple[str, An
     A state dict that was kept from before FSDP2's first forward pass can point to storage that is no longer used.
     Source: pytorch/torchtitan#1136.
     """
-    return {f"{label}.{clean_name(model, name)}": (name, value) for name, value in model.state_dict().items()}
+    state = model.state_dict()
+    clean = _clean_names(model, state)
+    return {f"{label}.{clean[name]}": (name, value) for name, value in state.items()}
 
 
 def settle(model: torch.nn.Module) -> None:
@@ -55,6 +77,6 @@ def settle(model: torch.nn.Module) -> None:
     which the optimizer does not know.
     """
     for module in model.modules():
-        reshard = getattr(module, "reshard", None)
-        if callable(reshard) and hasattr(module, "unshard"):
-            reshard()
+        kind = type(module)  # a module's own getattr is slow where there is nothing
+        if callable(getattr(kind, "reshard", None)) and hasattr(kind, "unshard"):
+            module.reshard()  # type: ignore[operator]

@@ -97,6 +97,26 @@ def restore(
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
+def held(label: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str], tensors: dict[str, torch.Tensor]) -> None:
+    """Put the tensors that an optimizer holds now into ``tensors``, under the names that :func:`capture` gives them."""
+    if not takes_as_given(optimizer) or any(id(parameter) not in names for parameter in optimizer.state):
+        capture(label, optimizer, names, tensors)
+        return
+    for parameter, state in optimizer.state.items():
+        name = names[id(parameter)]
+        for word, value in state.items():
+            if isinstance(value, torch.Tensor):
+                tensors[_key(label, name, word)] = value.detach()
+            elif isinstance(value, (list, tuple, dict)):
+                plain.encode(value, _key(label, name, word), tensors)
+
+
+def takes_as_given(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether ``load_state_dict`` keeps the tensors that it gets, as far as is known: torch's own do, without hooks."""
+    hooks = optimizer._optimizer_load_state_dict_pre_hooks or optimizer._optimizer_load_state_dict_post_hooks
+    return type(optimizer).__module__.startswith("torch.optim.") and not hooks
+
+
 def learning_rates(optimizer: torch.optim.Optimizer) -> list[float]:
     """The learning rate of each group as a plain number."""
     return [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]

@@ -34,21 +34,24 @@ class Probe:
         self.tolerance = tolerance
         self.low_precision = False
 
-    def measure(self, models: Iterable[torch.nn.Module], batch: Sequence[torch.Tensor] | None = None) -> float:
+    def measure(
+        self, models: Iterable[torch.nn.Module], batch: Sequence[torch.Tensor] | None = None, *, look: bool = True
+    ) -> float:
         """The loss as of now: evaluation mode, no gradients; random generators and buffers are as before, bit by bit.
 
-        Afterwards ``low_precision`` says whether any module answered in a type of fewer than 32 bits.
+        Afterwards ``low_precision`` says, after a ``look``, whether any module answered in a type of fewer than 32 bits.
         """
         models = list(models)
         modes = [(module, module.training) for model in models for module in model.modules()]
-        seen = register_module_forward_hook(self._see)
+        seen = register_module_forward_hook(self._see) if look else None
         try:
             for model in models:
                 model.eval()
             with untouched(models), torch.no_grad():
                 return to_float(self.fn(*(self.batch if batch is None else batch)))
         finally:
-            seen.remove()
+            if seen is not None:
+                seen.remove()
             for module, training in modes:
                 module.training = training
 

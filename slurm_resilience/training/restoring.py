@@ -16,6 +16,7 @@ import torch
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.errors import CheckpointError, FormatError, ResilienceError
 from slurm_resilience.training import rng, state_digest
+from slurm_resilience.training.as_loaded import AsLoaded
 from slurm_resilience.training.data import Source
 from slurm_resilience.training.entry_source import Local, Shared
 from slurm_resilience.training.layout import Layout
@@ -51,7 +52,7 @@ class Restorer:
         self, source: Shared | Local, checks: list[Check] | None = None
     ) -> tuple[dict[str, Any], list[Check], str, float]:
         """Everything from one entry: its saved part, the checks (also put into ``checks``), whether random numbers repeat
-        exactly, and when all was put back (monotonic).  What it raises says who is to blame.  All ranks must come.
+        exactly, and the seconds that checking took.  What it raises says who is to blame.  All ranks must come.
         """
         began = time.monotonic()
         registry, team, entry = self._registry, self._team, source.entry
@@ -75,7 +76,8 @@ class Restorer:
         self._measured("load", began)
         began = time.monotonic()
 
-        def restore() -> None:
+        def restore() -> AsLoaded:
+            as_loaded = AsLoaded(room, registry.writes_to)
             try:
                 registry.restore(saved, room)
             except (ResilienceError, MemoryError):
@@ -88,40 +90,47 @@ class Restorer:
                 ) from error
             for name, batches in self.batches.items():
                 place(batches, name, entry.step, saved["data"])
+            return as_loaded
 
-        team.agree(f"putting {entry.name} back", restore)
+        as_loaded = team.agree(f"putting {entry.name} back", restore)
         self._measured("restore", began)
         put_back_at = time.monotonic()
-        probe_batch = tuple(room[key].to(_device(registry)) for key in sorted(room, key=_number) if key.startswith("probe/"))
+        probe_batch = tuple(room[key].to(_device(registry)) for key in sorted(filter(_of_probe, room), key=_number))
         restored = Restored(
             registry, saved, entry.step, entry.world, self._world.size, self.probe, probe_batch,
             entry.name, entry.attempt, self.own, self.batches, self.limits, team, room,
+            as_loaded,
         )  # fmt: skip
         checks = [] if checks is None else checks
         for ask in (*CHECKS, *self.extra_checks):
             team.agree(f"checking {entry.name}", functools.partial(_judge, ask, restored, checks))
-        self._measured("verify", put_back_at)
+        verify_s = self._measured("verify", put_back_at)
         how = "exact" if loaded.per_rank is not None else "derived"
         mine = loaded.per_rank
         rank, size = self._world.rank, self._world.size
 
+        rolled_at = 0.0
+
         def roll() -> None:
+            nonlocal rolled_at
             if mine is None:
                 rng.reseed(rng.derive(self._seed, entry.step, rank, size))
+                rolled_at = time.monotonic()
                 return
             try:
-                rng.restore(mine["rng"])
+                state = rng.restore(mine["rng"])
             except Exception as error:
                 raise CheckFailed(f"rng: the generators refused their state: {type(error).__name__}: {error}") from error
+            rolled_at = time.monotonic()
             if "rng_of" in mine:
-                odd = rng.disagreement(mine["rng_of"], entry.step, rank, size)
+                odd = rng.disagreement(mine["rng_of"], entry.step, rank, size, mine["rng"], state)
                 if odd is not None:
                     _must_hold(equal(f"rng: {odd[0]}", odd[1], odd[2]))
 
         team.agree("restoring the random generators", roll)
         if how == "exact" and self.recompute is not None and "loss" in self.logged.get(entry.step + 1, {}):
             checks.append(team.agree(f"taking the step after {entry.name} once more", lambda: self._replay(entry.step)))
-        return saved, checks, how, put_back_at
+        return saved, checks, how, verify_s + time.monotonic() - rolled_at
 
     def _replay(self, step: int) -> Check:
         """The loss of the next step against what the log says of it, from when it was taken before."""
@@ -131,9 +140,11 @@ class Restorer:
         _must_hold(check)
         return check
 
-    def _measured(self, name: str, began: float) -> None:
+    def _measured(self, name: str, began: float) -> float:
+        seconds = time.monotonic() - began
         if self._team.leads:
-            self._link.send("phase_done", name=name, seconds=round(time.monotonic() - began, 6))
+            self._link.send("phase_done", name=name, seconds=round(seconds, 6))
+        return seconds
 
 
 def place(batches: Source, name: str, step: int, data: dict[str, Any]) -> None:
@@ -172,6 +183,10 @@ def _own_part(extra: dict[str, Any], entry: Entry) -> dict[str, Any]:
             remedy="install that release of slurm-resilience",
         )
     return saved
+
+
+def _of_probe(key: str) -> bool:
+    return key.startswith("probe/")
 
 
 def _number(key: str) -> int:

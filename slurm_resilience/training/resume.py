@@ -23,6 +23,7 @@ from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.errors import CorruptCheckpoint
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError, Fenced, NoValidCheckpoint
+from slurm_resilience.training.accepting import Acceptance
 from slurm_resilience.training.entry_source import Local, Shared, Unmarked
 from slurm_resilience.training.link import Link
 from slurm_resilience.training.local import LocalCopies
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 class Resumed:
     """How a run came back: its step, from which entry, how long it took, and whether random numbers repeat exactly.
 
-    ``verify_s`` is the part of ``seconds`` after everything was put back.  ``tier`` is "local" for copies in the nodes' memory.
+    ``verify_s`` is the part of ``seconds`` that all checks took.  ``tier`` is "local" for copies in the nodes' memory.
     """
 
     step: int
@@ -72,6 +73,7 @@ class Resumer:
         self.restorer = Restorer(world=world, registry=registry, link=link, seed=seed)
         self.excused: frozenset[int] = frozenset()
         self.copies: LocalCopies | None = None
+        self.acceptance: Acceptance | None = None
 
     def resume(self) -> Resumed | None:
         """Restore from the newest entry that can be trusted; None when there is none at all.  All ranks must come.
@@ -95,7 +97,7 @@ class Resumer:
             if entry is None:
                 break
             try:
-                saved, checks, how, put_back_at = self.restorer.put_back(Shared(self._store, entry, self._world))
+                saved, checks, how, verify_s = self.restorer.put_back(Shared(self._store, entry, self._world))
             except (CorruptCheckpoint, CheckFailed) as error:
                 rejected.append((entry, error.what))
                 self._quarantine(entry, error.what)
@@ -107,10 +109,11 @@ class Resumer:
             for other, refusal in doubtful:
                 rejected.append((other, refusal.what))
                 self._quarantine(other, f"{refusal.what}, while the older {entry.name} was put back")
-            self._lead("accepting the checkpoint", lambda e=entry: self._store.mark_verified(e, self._by))
             now = time.monotonic()
+            if self._team.leads:
+                self.acceptance = Acceptance(functools.partial(self._store.mark_verified, entry, self._by))
             tell_passed_over(self._store, self._link, entry, leads=self._team.leads)
-            return Resumed(entry.step, entry, now - began, now - put_back_at, how, saved, checks, rejected)
+            return Resumed(entry.step, entry, now - began, verify_s, how, saved, checks, rejected)
         if doubtful:
             raise doubtful[0][1]
         if before is not None:
@@ -156,7 +159,7 @@ class Resumer:
         shared = self._team.funnel("looking for a checkpoint", lambda: None, lambda _: self._store.latest())
         while (entry := tier.find(newer_than=shared)) is not None:
             try:
-                saved, checks, how, put_back_at = self.restorer.put_back(Local(tier, entry, self._team))
+                saved, checks, how, verify_s = self.restorer.put_back(Local(tier, entry, self._team))
             except Fenced:
                 raise
             except CheckpointError as error:
@@ -165,7 +168,7 @@ class Resumer:
                 continue
             self._team.agree("accepting the local copies", functools.partial(tier.accept, entry, self._by))
             now = time.monotonic()
-            return Resumed(entry.step, entry, now - began, now - put_back_at, how, saved, checks, tier="local")
+            return Resumed(entry.step, entry, now - began, verify_s, how, saved, checks, tier="local")
         return None
 
     def _refuse_to_start_over(self, rejected: list[tuple[Entry, str]]) -> None:
@@ -187,11 +190,11 @@ class Resumer:
         checks: list[Check] = []
         reason = ""
         try:
-            _, checks, _, put_back_at = self.restorer.put_back(Unmarked(self._store, entry, self._world), checks)
+            _, checks, _, verify_s = self.restorer.put_back(Unmarked(self._store, entry, self._world), checks)
         except (CorruptCheckpoint, CheckFailed, RestoreFailed) as error:
-            reason, put_back_at = error.what, time.monotonic()
-        now = time.monotonic()
-        return checks, reason, {"load_s": round(put_back_at - began, 6), "verify_s": round(now - put_back_at, 6)}
+            reason, verify_s = error.what, 0.0
+        load_s = time.monotonic() - began - verify_s
+        return checks, reason, {"load_s": round(load_s, 6), "verify_s": round(verify_s, 6)}
 
     def _quarantine(self, entry: Entry, reason: str) -> None:
         log.error("checkpoint %s is not used any more: %s", entry.name, reason)

@@ -28,6 +28,7 @@ from slurm_resilience.training.saving import Saver
 from slurm_resilience.training.scaled import ScaledRate
 from slurm_resilience.training.sections import section
 from slurm_resilience.training.signals import SignalFlags
+from slurm_resilience.training.starting import Starting
 from slurm_resilience.training.state import Registry
 from slurm_resilience.training.steps import Stepper
 from slurm_resilience.training.weighing import Weighing
@@ -35,7 +36,7 @@ from slurm_resilience.training.weighing import Weighing
 log = logging.getLogger(__name__)
 
 
-class Run(Weighing, Keeping, Proving):
+class Run(Weighing, Keeping, Starting, Proving):
     """One rank's hold on a resilient run.
 
     Under ``slurm-resilience run`` the run's folder, attempt and configuration come from the agent; without one (plain python
@@ -236,13 +237,11 @@ class Run(Weighing, Keeping, Proving):
             copies=resumer.copies,
         )
         saver.batches, saver.probe, saver.run_id = self._batches, self._probe, self._run_id
-        saver.config = self._fingerprint()
+        saver.config, saver.acceptance = self._fingerprint(), resumer.acceptance
         metrics = MetricsFile(self._folder) if self.rank == 0 else None
         step = 0
         if self._resumed is None:
-            # What cannot be kept should be known before the first step, not at the first save.
-            self._world.team.agree("looking at what is registered", lambda: self._registry.capture() and None)
-            self._link.send("started_fresh")
+            self._start_fresh()
         else:
             step = saver.begun_step = self._resumed.step
             saver.saved_step = step if self._resumed.tier == "shared" else None

@@ -21,6 +21,7 @@ from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError, Fenced
 from slurm_resilience.progress.sections import LEARNED, Phase
 from slurm_resilience.training import rng, state_digest, witness
+from slurm_resilience.training.accepting import Acceptance
 from slurm_resilience.training.data import Source
 from slurm_resilience.training.link import Link
 from slurm_resilience.training.local import LocalCopies
@@ -76,6 +77,7 @@ class Saver:
         self.config: dict[str, Any] = {}
         self.begun_step: int | None = None
         self.saved_step: int | None = None
+        self.acceptance: Acceptance | None = None
 
     # -- taking -----------------------------------------------------------------------------------------------
 
@@ -100,7 +102,7 @@ class Saver:
         self.settle()
         self._link.push("checkpoint" if behind else "save", Phase.CHECKPOINT, LEARNED)
         try:
-            snapshot = self._world.team.agree(f"taking the state of step {step}", lambda: self.snapshot(step))
+            snapshot = self._world.team.agree(f"taking the state of step {step}", lambda: self._next_snapshot(step))
             self._seal(snapshot, step)
             self._before_s = time.monotonic() - began
             self._writer.start(
@@ -122,6 +124,10 @@ class Saver:
             self.begun_step = step
             self.pace.saved()
             self._link.pop()
+
+    def _next_snapshot(self, step: int) -> Snapshot:
+        self._accept()
+        return self.snapshot(step)
 
     def _seal(self, snapshot: Snapshot, step: int) -> None:
         odd = seal(self._world.team, snapshot, self._registry.buffers())
@@ -192,6 +198,12 @@ class Saver:
         if isinstance(failure, Fenced):
             raise failure
 
+    def _accept(self) -> None:
+        """The mark on the checkpoint that the run came from is set before anything else is written.  Raises :class:`Fenced`."""
+        acceptance, self.acceptance = self.acceptance, None
+        if acceptance is not None:
+            acceptance.wait()
+
     def settle(self) -> Entry | None:
         """Wait for the save in flight and agree on what it came to: its entry, None when it failed or there is none.
 
@@ -216,6 +228,7 @@ class Saver:
         """Wait for the save in flight on this rank alone, and drop its copy; what went wrong has been told."""
         self._flying = None
         try:
+            self._accept()
             self._writer.close()
         except CheckpointError as error:
             log.debug("%s", error)
@@ -236,6 +249,7 @@ class Saver:
 
     def give_up(self) -> None:
         """Nothing is under way any more, and no copy is left in any node's memory.  All ranks must come."""
+        self._world.team.agree("accepting the checkpoint", self._accept)
         self.settle()
         self.drop_copies()
 

@@ -183,12 +183,11 @@ class Registry:
             thing.load_state_dict(plain.decode(saved["others"][label], tensors))
         self._loads += 1
 
-    def held(self, given: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def held(self, given: dict[str, torch.Tensor], names: dict[int, str]) -> dict[str, torch.Tensor]:
         """What the objects hold now, by its names in a checkpoint; of those that only took state, what they were ``given``.
 
         Models and optimizers are asked themselves.  Others are not: a ``state_dict()`` of the user's own may have effects.
         """
-        names = self.names()
         out = {
             key: value for key, value in given.items() if not key.startswith(tuple(f"{one}.state." for one in self.optimizers))
         }
@@ -196,8 +195,18 @@ class Registry:
             entries = fqn.model_entries(label, model).items()
             out.update({key: value.detach() for key, (_, value) in entries if isinstance(value, torch.Tensor)})
         for label, one in self.optimizers.items():
-            optimizer.capture(label, one, names, out)
+            optimizer.held(label, one, names, out)
         return out
+
+    def writes_to(self, key: str) -> bool:
+        """Whether what was loaded under a name may have been written to when its object took it.
+
+        A model copies what it is given, into itself.  torch's own optimizers take the tensors as they are.
+        """
+        for label, one in self.optimizers.items():
+            if key.startswith(f"{label}.state."):
+                return not optimizer.takes_as_given(one)
+        return any(key.startswith(f"{label}.") for label in self.models)
 
     def trained(self) -> tuple[set[str], tuple[str, ...]]:
         """The names of all parameters, the second ones of tied parameters too, and how the optimizers' tensors' names begin."""

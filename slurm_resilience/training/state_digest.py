@@ -81,10 +81,13 @@ class Joined:
 def part_of(tensors: Mapping[str, torch.Tensor]) -> list[Row]:
     """What this rank holds of these tensors.  Changes nothing, talks to nobody."""
     boxes, pieces = [], []
+    words: dict[torch.dtype, str] = {}
     for key, tensor in tensors.items():
+        dtype, shape = tensor.dtype, tuple(tensor.shape)
+        word = words.get(dtype) or words.setdefault(dtype, str(dtype).removeprefix("torch."))
         for offset, local in local_boxes(tensor):
-            boxes.append((key, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), offset, tuple(local.shape)))
-            pieces.append(bit_sums.Piece(local, offset, tuple(tensor.shape)))
+            boxes.append((key, word, shape, offset, tuple(local.shape)))
+            pieces.append(bit_sums.Piece(local, offset, shape))
     return [Row(*box, sums) for box, sums in zip(boxes, bit_sums.sums(pieces), strict=True)]
 
 
@@ -102,22 +105,27 @@ def local_boxes(tensor: torch.Tensor) -> list[tuple[tuple[int, ...], torch.Tenso
 
 def join(parts: Sequence[Sequence[Row]], prefer: Iterable[Copies] = ()) -> Joined:
     """The parts of all ranks, in the order of ranks, as one.  Of copies that differ, what ``prefer`` says counts, else most."""
+    if len(parts) == 1:  # no copies, one box a tensor
+        (rows,) = parts
+        return Joined(by_key(rows), [], [row.key for row in rows if not row.sums.finite])
     preferred = {one.box: one.most for one in prefer}
-    held: dict[Box, dict[bit_sums.Sums, list[int]]] = {}
+    held: dict[tuple[Any, ...], dict[bit_sums.Sums, list[int]]] = {}
     about: dict[str, tuple[str, tuple[int, ...]]] = {}
     for rank, rows in enumerate(parts):
-        for row in rows:
-            about.setdefault(row.key, (row.dtype, row.shape))
-            held.setdefault(Box(row.key, row.offset, row.size), {}).setdefault(row.sums, []).append(rank)
+        for key, dtype, shape, offset, size, its in rows:
+            about.setdefault(key, (dtype, shape))
+            held.setdefault((key, offset, size), {}).setdefault(its, []).append(rank)
     out = Joined()
-    sums: dict[str, bit_sums.Sums] = dict.fromkeys(about, bit_sums.ZERO)
-    for box, copies in held.items():
+    sums: dict[str, bit_sums.Sums] = {}
+    for place, copies in held.items():
         most = next(iter(copies))
         if len(copies) > 1:
+            box = Box(*place)
             most = preferred.get(box) or max(copies, key=lambda one, c=copies: (len(c[one]), -c[one][0]))  # type: ignore[misc]
             frozen = {one: tuple(ranks) for one, ranks in copies.items()}
             out.differing.append(Copies(box, about[box.key][0], frozen, most))
-        sums[box.key] += most
+        known = sums.get(place[0])
+        sums[place[0]] = most if known is None else known + most
     for key, (dtype, shape) in about.items():
         out.tensors[key] = [dtype, list(shape), str(sums[key])]
         if not sums[key].finite:
@@ -161,6 +169,8 @@ def record(parts: Sequence[Sequence[Row]]) -> dict[str, Any]:
 def differences(was: Mapping[str, Sequence[Any]], tensors: Mapping[str, Sequence[Any]]) -> dict[str, str]:
     """What is not as recorded: the name of each such tensor, and how it differs."""
     wrong: dict[str, str] = {}
+    if was == tensors:
+        return wrong
     for key in sorted(was.keys() | tensors.keys()):
         if key not in tensors:
             wrong[key] = "is missing"

@@ -18,6 +18,7 @@ import torch
 from slurm_resilience.checkpoint.dcp.team import Team
 from slurm_resilience.training import optimizer as optimizers
 from slurm_resilience.training import state_digest, witness
+from slurm_resilience.training.as_loaded import AsLoaded
 from slurm_resilience.training.data import Source
 from slurm_resilience.training.probe import Probe
 from slurm_resilience.training.refused import RestoreFailed
@@ -81,11 +82,21 @@ class Restored:
     limits: Verifying = field(default_factory=Verifying)
     team: Team = field(default_factory=Team.alone)
     given: dict[str, torch.Tensor] = field(default_factory=dict)
+    loaded: AsLoaded | None = None
 
     @functools.cached_property
     def held(self) -> dict[str, torch.Tensor]:
         """Every tensor of the state, by its name in the checkpoint, as the objects hold it; built once."""
-        return self.registry.held(self.given)
+        return self.registry.held(self.given, self.names)
+
+    @functools.cached_property
+    def names(self) -> dict[int, str]:
+        """``id(parameter)`` → name."""
+        return self.registry.names()
+
+    def rows(self) -> list[Row]:
+        """The sums of every tensor of the state, as the objects hold it."""
+        return state_digest.part_of(self.held) if self.loaded is None else self.loaded.now(self.held)
 
 
 CheckFn = Callable[[Restored], Iterator[Check]]
@@ -143,7 +154,7 @@ def _second_account(restored: Restored) -> Iterator[Check]:
     said = restored.saved.get("witness")
     if said is None:
         return
-    for what, then, now in witness.disagreements(said, restored.registry, restored.batches):
+    for what, then, now in witness.disagreements(said, restored.registry, restored.batches, restored.names):
         yield equal(what, then, now)
     for label, thing in restored.registry.schedulers.items():
         noted = said["schedules"].get(label, {})
@@ -177,11 +188,13 @@ def _probe(restored: Restored) -> Iterator[Check]:
     recorded = restored.saved.get("probe")
     if restored.probe is None or recorded is None:
         return
-    measured = restored.probe.measure(restored.registry.models.values(), restored.probe_batch)
+    moved = restored.world != restored.entry_world
     tolerance = restored.probe.tolerance
+    unsure = moved and tolerance is None
+    measured = restored.probe.measure(restored.registry.models.values(), restored.probe_batch, look=unsure)
     if tolerance is None:
         tolerance = restored.limits.probe_same_world
-        if restored.world != restored.entry_world:
+        if moved:
             low = bool(recorded.get("low_precision")) or restored.probe.low_precision
             tolerance = restored.limits.probe_low_precision if low else restored.limits.probe_other_world
     expected = float(recorded["loss"])
@@ -199,7 +212,7 @@ def _state(restored: Restored) -> Iterator[Check]:
     """What each rank answers alone, and what all of them hold together: the bits of every tensor, in one exchange."""
 
     def ask() -> tuple[list[Check], list[Check], list[Row]]:
-        rows = state_digest.part_of(restored.held)
+        rows = restored.rows()
         alone = [check for question in ALONE for check in question(restored)]
         return alone, [*_own_copy(restored, rows), _finite(restored, rows)], rows
 
@@ -225,7 +238,12 @@ def _state(restored: Restored) -> Iterator[Check]:
 
 def _once(checks: list[Check]) -> list[Check]:
     """The answers of all ranks without repetition."""
-    return [check for place, check in enumerate(checks) if check not in checks[:place]]
+    by_name: dict[str, list[Check]] = {}
+    for check in checks:
+        known = by_name.setdefault(check.name, [])
+        if check not in known:
+            known.append(check)
+    return [check for known in by_name.values() for check in known]
 
 
 def equal_state(name: str, count: int, wrong: Mapping[str, str]) -> Check:
@@ -249,8 +267,9 @@ def _own_copy(restored: Restored, rows: list[Row]) -> Iterator[Check]:
 
 def _finite(restored: Restored, rows: list[Row]) -> Check:
     """No parameter and no optimizer moment is NaN or infinite.  Buffers may be: masks hold -inf by right."""
-    parameters, moments = restored.registry.trained()
-    bad = [row.key for row in rows if not row.sums.finite and (row.key in parameters or row.key.startswith(moments))]
+    odd = [row.key for row in rows if not row.sums.finite]
+    parameters, moments = restored.registry.trained() if odd else (set(), ())
+    bad = [key for key in odd if key in parameters or key.startswith(moments)]
     for label, one in restored.registry.optimizers.items():
         numbers = ((word, value) for state in one.state.values() for word, value in state.items() if isinstance(value, float))
         bad += [f"{label}.{word}" for word, value in numbers if not math.isfinite(value)]
@@ -259,10 +278,10 @@ def _finite(restored: Restored, rows: list[Row]) -> Check:
 
 def _blame_the_object(restored: Restored, wrong: Mapping[str, str]) -> None:
     """Raise :class:`RestoreFailed` when what was loaded is right and the object that took it holds something else."""
-    loaded = {key: value for key, value in restored.given.items() if key in wrong}
-    parts = restored.team.funnel("comparing what was loaded", lambda: state_digest.part_of(loaded), lambda parts: parts)
+    given = restored.loaded
+    parts = restored.team.funnel("comparing what was loaded", lambda: given.of(wrong) if given else [], lambda parts: parts)
     recorded = {key: restored.saved["digest"]["tensors"].get(key) for key in wrong}
-    if recorded.keys() == loaded.keys() and state_digest.join(parts).tensors == recorded:
+    if state_digest.join(parts).tensors == recorded:
         raise RestoreFailed(
             f"Objects hold other state than they were given: {state_digest.sentence(wrong)}",
             evidence="what was loaded has the digest that was recorded",

@@ -56,8 +56,10 @@ def groups(optimizer: torch.optim.Optimizer, parameters: Mapping[int, str]) -> d
 def updates(optimizer: torch.optim.Optimizer) -> list[float] | None:
     """Fewest and most updates that any parameter has had, by the optimizer's own count; None where it does not count."""
     counts = [state["step"] for state in optimizer.state.values() if "step" in state]
-    tensors = [one.detach().reshape(()).double().cpu() for one in counts if isinstance(one, torch.Tensor) and one.numel() == 1]
-    numbers = torch.stack(tensors).tolist() if tensors else []
+    tensors = [one.detach() for one in counts if isinstance(one, torch.Tensor) and one.numel() == 1]
+    numbers = [float(one) for one in tensors if one.device.type == "cpu"]
+    elsewhere = [one.reshape(()).double() for one in tensors if one.device.type != "cpu"]
+    numbers += torch.stack(elsewhere).tolist() if elsewhere else []  # fetched once
     numbers += [float(one) for one in counts if not isinstance(one, torch.Tensor)]
     return [min(numbers), max(numbers)] if numbers else None
 
@@ -111,9 +113,10 @@ def alike(one: list[float] | None, other: list[float] | None) -> bool:
     return all(math.isclose(a, b, rel_tol=FORMULA_REL, abs_tol=1e-15) for a, b in zip(one, other, strict=True))
 
 
-def disagreements(said: dict[str, Any], registry: Registry, batches: Mapping[str, Source]) -> Iterator[tuple[str, Any, Any]]:
+def disagreements(
+    said: dict[str, Any], registry: Registry, batches: Mapping[str, Source], parameters: Mapping[int, str]
+) -> Iterator[tuple[str, Any, Any]]:
     """(what, as it was said, as it is) for every fact, equal ones too, cheap and exact ones only."""
-    parameters = registry.names()
     for label, one in registry.optimizers.items():
         then, now = said["groups"].get(label, {}), groups(one, parameters)
         # Not those that were not noted: another release of torch may have given groups more of them.

@@ -339,7 +339,7 @@ def load_memory(kind: str, total: int, block_bytes: int) -> dict[str, int]:
     libc = ctypes.CDLL("libc.so.6")
     libc.mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD stays there: what is freed goes back to the kernel, and does not count
     read.BLOCK_BYTES = block_bytes
-    bit_sums.BLOCK = bit_sums.PACK = block_bytes // 32
+    bit_sums.BLOCK = block_bytes // 32
     run = Run(checkpoint={"every_min": None})
     run.init_process_group()
     model = make_even_model(kind, 1536, 4608)
@@ -693,12 +693,15 @@ def train_checked(total: int, wrong_rank: int) -> dict[str, Any]:
 def honest(kind: str, folder: str, resumes: int) -> dict[str, Any]:
     """Die a step after each checkpoint and come back, again and again in the same processes; what every resume said.
 
-    ``kind`` is a wrapping (one, ddp, fsdp) and perhaps bf16.  Every model has dropout, a moving average, tied weights and
-    accumulation; BatchNorm where its statistics are not sharded.
+    ``kind`` is a wrapping (one, ddp, fsdp, hsdp, tp, tp_fsdp) and perhaps bf16.  Every model has a moving average and
+    accumulation; tied weights and dropout where no tensor parallelism splits them, BatchNorm where it is not sharded.
     """
     import contextlib
 
     import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
     from slurm_resilience import Run
 
@@ -708,7 +711,7 @@ def honest(kind: str, folder: str, resumes: int) -> dict[str, Any]:
         def __init__(self) -> None:
             super().__init__()
             self.embed = torch.nn.Linear(WIDTH, 6, bias=False)
-            self.norm = torch.nn.LayerNorm(6) if wrapping == "fsdp" else torch.nn.BatchNorm1d(6)
+            self.norm = torch.nn.BatchNorm1d(6) if wrapping in ("one", "ddp") else torch.nn.LayerNorm(6)
             self.drop = torch.nn.Dropout(0.2)
             self.head = torch.nn.Linear(WIDTH, 6, bias=False)
             self.head.weight = self.embed.weight
@@ -716,33 +719,53 @@ def honest(kind: str, folder: str, resumes: int) -> dict[str, Any]:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return self.drop(self.norm(self.embed(x))) + torch.tanh(self.head(x))
 
+    class Split(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = torch.nn.Linear(WIDTH, 12), torch.nn.Linear(12, 6)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.down(torch.tanh(self.up(x)))  # type: ignore[no-any-return]
+
+    def spread(model: Any, world: int) -> None:
+        """Over all ranks, on the mesh that ``kind`` names; of tensor parallelism two ranks where there are four."""
+        inner = world if wrapping == "tp" else 2
+        mesh = init_device_mesh("cpu", (world // inner, inner), mesh_dim_names=("outer", "inner"))
+        if wrapping != "hsdp":
+            parallelize_module(model, mesh["inner"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+        if wrapping != "tp":
+            fully_shard(model, mesh=mesh if wrapping == "hsdp" else mesh["outer"])
+
     said: dict[str, Any] = {"starts": [], "rejected": [], "loss": [], "verdicts": set()}
+    make = Split if wrapping.startswith("tp") else Tied
     torch.manual_seed(3)
     for _ in range(resumes + 1):
         run = Run(folder=folder, checkpoint={"every_steps": 2, "keep_last": 2, "background": False})
         run.init_process_group()
         state = torch.get_rng_state()
         torch.manual_seed(7)
-        model, average = Tied(), Tied().requires_grad_(False)
+        model, average = make(), make().requires_grad_(False)
         torch.set_rng_state(state)
         if wrapping == "fsdp":
-            from torch.distributed.fsdp import fully_shard
-
             fully_shard(model)
             fully_shard(average)
+        elif wrapping not in ("one", "ddp"):
+            spread(model, run.world_size)
+            spread(average, run.world_size)
         elif wrapping == "ddp":
             model = torch.nn.parallel.DistributedDataParallel(model)  # type: ignore[assignment]
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 1000)
         run.register(model=model, ema=average, optimizer=optimizer, scheduler=scheduler)
-        batches = run.batches(101, 24, 4, drop_last=True)
+        alike = {"tp": run.world_size, "tp_fsdp": 2}.get(wrapping, 1)  # ranks with the same samples
+        batches = run.batches(101, 24, 4, drop_last=True, dp_ranks=run.world_size // alike, dp_rank=run.rank // alike)
 
         def loss_of(micro: Any, model: Any = model) -> Any:
             x, y = sample(micro.indices)
             with torch.autocast("cpu", torch.bfloat16) if bf16 else contextlib.nullcontext():
                 return torch.nn.functional.cross_entropy(model(x), y)
 
-        run.recompute_with(loss_of, batches)
+        run.recompute_with(lambda micro, loss_of=loss_of, alike=alike: loss_of(micro) / alike, batches)
         run.probe(lambda x, y, model=model: torch.nn.functional.cross_entropy(model(x), y), *sample(range(4)))
         start = run.resume()
         said["starts"].append(start)
@@ -766,7 +789,7 @@ def honest(kind: str, folder: str, resumes: int) -> dict[str, Any]:
             with torch.no_grad():
                 for mine, theirs in zip(average.parameters(), model.parameters(), strict=True):
                     mine.lerp_(theirs, 0.1)
-            losses[step + 1] = run.sum(mean)
+            losses[step + 1] = run.sum(mean / alike)
             run.report(loss=losses[step + 1], grad_norm=norm)
         said["loss"].append(losses)
         run.close()

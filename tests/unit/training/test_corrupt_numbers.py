@@ -63,7 +63,7 @@ def _rate(it: Forgery) -> None:
     it.plain["schedulers"]["scheduler"]["_last_lr"][0] *= 1.5
 
 
-def _decay(it: Forgery) -> None:
+def _case_6_decay(it: Forgery) -> None:
     """Case 6: weight decay that somebody wrote over."""
     it.plain["optimizers"]["optimizer"]["groups"][0]["numbers"]["weight_decay"] = 0.1
 
@@ -102,11 +102,11 @@ def _generators_of_step_three(it: Forgery) -> None:
 
 
 def _step(it: Forgery) -> None:
-    it.entry["step"] = it.plain["counters"]["step"] = it.plain["data"]["train"]["step"] = it.plain["witness"]["step"] = 7
+    it.plain["counters"]["step"] = it.plain["data"]["train"]["step"] = it.plain["witness"]["step"] = 7
     it.plain["history"][-1][0] = 7
 
 
-def _step_before_the_update(it: Forgery) -> None:
+def _case_5_step_before_the_update(it: Forgery) -> None:
     """Case 5: all state is that of before the update, and the counters are those of after it."""
     older = Forgery(next(it.directory.parent.glob("step-00000003-*")))
     for key in it.tensors:
@@ -114,7 +114,7 @@ def _step_before_the_update(it: Forgery) -> None:
             it.tensors[key] = older.tensors[key]
 
 
-def _weights_before_the_update(it: Forgery) -> None:
+def _case_5_weights_before_the_update(it: Forgery) -> None:
     """Case 5, where only the weights are too old."""
     older = Forgery(next(it.directory.parent.glob("step-00000003-*")))
     for key in it.tensors:
@@ -136,16 +136,16 @@ def _one_parameter_missed_an_update(it: Forgery) -> None:
 
 CORRUPTIONS: list[tuple[Callable[[Forgery], None], str]] = [
     (_rate, "learning rate of optimizer"),
-    (_decay, "weight_decay of optimizer"),
+    (_case_6_decay, "weight_decay of optimizer"),
     (_betas, "eps of optimizer"),
     (_schedule, "steps counted by scheduler"),
     (_sampler, "samples consumed of train: expected [1, 22], measured [1, 0]"),
     (_sampler_twice, "samples consumed of train by arithmetic"),
     (_generators, "rng: state of torch"),
     (_generators_of_step_three, "rng: whose state"),
-    (_step, "step of its name: expected 6, measured 7"),
-    (_step_before_the_update, "updates counted by optimizer"),
-    (_weights_before_the_update, "probe loss"),
+    (_step, "step: expected 6, measured 7"),
+    (_case_5_step_before_the_update, "updates counted by optimizer"),
+    (_case_5_weights_before_the_update, "probe loss"),
     (_nan, "tensors that are not finite"),
     (_other_run, "run: expected"),
     (_one_parameter_missed_an_update, "updates counted by optimizer: expected [6.0, 6.0], measured [5.0, 6.0]"),
