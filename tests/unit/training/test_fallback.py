@@ -88,7 +88,7 @@ def test_a_fresh_start_is_as_fresh_as_the_first_one_and_only_by_wish(root: Path,
     assert out["loss"] == honest[1]
 
 
-def test_generators_that_refuse_their_state_condemn_the_entry(root: Path) -> None:
+def test_case_2_and_3_generators_that_refuse_their_state_condemn_the_entry(root: Path) -> None:
     """Cases 2 and 3: a failing restore of random numbers, NumPy's among them, is fatal for the entry and never skipped."""
     with forged(root, digest=True) as it:
         key = next(key for key in it.tensors if key.endswith(".t:rng"))
@@ -99,7 +99,7 @@ def test_generators_that_refuse_their_state_condemn_the_entry(root: Path) -> Non
     assert "rng" in reason
 
 
-def test_counters_that_disagree_by_one_condemn_the_entry(root: Path) -> None:
+def test_case_12_counters_that_disagree_by_one_condemn_the_entry(root: Path) -> None:
     """Case 12: the counters that were restored are not the entry's."""
     with forged(root, digest=True) as it:
         it.plain["counters"]["step"] -= 1
@@ -109,7 +109,7 @@ def test_counters_that_disagree_by_one_condemn_the_entry(root: Path) -> None:
     assert "step: expected 6, measured 5" in reason
 
 
-def test_one_that_killed_its_reader_is_passed_over(root: Path) -> None:
+def test_case_11_one_that_killed_its_reader_is_passed_over(root: Path) -> None:
     """Case 11: an attempt that began to load it never said how that ended."""
     store = CheckpointStore.open(root, attempt=2)
     store.fence()
@@ -131,7 +131,7 @@ class _Adds(torch.optim.lr_scheduler.LambdaLR):
         self.last_epoch += had
 
 
-def test_a_scheduler_that_adds_what_it_loads_counts_once_after_a_rollback(tmp_path: Path) -> None:
+def test_case_4_a_scheduler_that_adds_what_it_loads_counts_once_after_a_rollback(tmp_path: Path) -> None:
     """Case 4: the second load gives the same state as the first."""
 
     def go(total: int) -> tuple[int, int]:

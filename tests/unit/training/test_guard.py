@@ -72,7 +72,7 @@ def test_a_replayed_step_gives_what_its_log_says_where_random_numbers_go_on() ->
     assert first_trouble(guard(logged=logged), *later) is None
 
 
-def test_without_history_nothing_is_condemned_and_the_guard_says_what_it_could_not_tell() -> None:
+def test_case_10_without_history_nothing_is_condemned_and_the_guard_says_what_it_could_not_tell() -> None:
     """Case 10: the first checkpoint ever has no history."""
     young = guard(step=4, before=steady(4))
     assert first_trouble(young, *[{"loss": 99.0}] * 5, begin=5) is None
