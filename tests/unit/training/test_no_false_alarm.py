@@ -52,9 +52,20 @@ def test_two_hundred(tmp_path: Path, kind: str, ranks: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("kind", ["ddp", "fsdp", "fsdp-bf16"])
-def test_on_other_worlds(tmp_path: Path, kind: str) -> None:
-    for ranks in (2, 3, 2, 4):
+@pytest.mark.parametrize(
+    ("kind", "worlds"),
+    [
+        ("ddp", (2, 3, 2, 4)),
+        ("fsdp", (2, 3, 2, 4)),
+        ("fsdp-bf16", (2, 3, 2, 4)),
+        ("hsdp", (4, 2, 4)),
+        ("tp", (2, 4, 2)),
+        ("tp_fsdp", (4, 2, 4)),
+    ],
+)
+def test_on_other_worlds(tmp_path: Path, kind: str, worlds: tuple[int, ...]) -> None:
+    """Each world takes over what another one has left, and comes back to its own twice."""
+    for ranks in worlds:
         for said in start(ranks, programs.honest, kind, str(tmp_path), 2).results(within_s=600):
             assert said["rejected"] == []
     assert [entry for entry in CheckpointStore.open(tmp_path / "checkpoints").entries() if not entry.usable] == []
