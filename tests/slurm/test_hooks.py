@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -520,6 +521,71 @@ def test_a_drain_set_while_the_node_reboots_holds_after_it(site: Site) -> None:
     site.sandbox.wait_for(lambda: "REBOOT_ISSUED" not in site.node("n1").flags, 60, what="the node's return")
     site.sandbox.wait_for(lambda: site.looked("n1").reason == ADMIN, 40, what="the admin's drain")
     assert site.node("n1").drained
+
+
+def test_a_drain_that_was_taken_away_is_no_drain_of_before_the_boot(site: Site) -> None:
+    """Drained, booted by hand, resumed within the first minutes: the admin's last word counts."""
+    admin_drains(site, "n1")
+    site.look("n1")  # the first look of this boot
+    site.scontrol("update", "NodeName=n1", "State=UNDRAIN")
+    site.look("n1")
+    site.look("n1")
+    assert not site.node("n1").drained
+
+
+def test_our_drain_that_an_admin_took_away_is_not_taken_to_stand(site: Site) -> None:
+    """He resumes the node and the check fails on: it is drained anew, and comes back when it is healed."""
+    first = ours_on(site, "n1").reason
+    site.scontrol("update", "NodeName=n1", "State=RESUME")
+    site.run("epilog", "n1", SLURM_JOB_ID="4711", SLURM_JOB_UID="65001")
+    again = site.node("n1")
+    assert again.ours is not None
+    assert again.reason != first
+    assert site.records("n1", "drain_gone")
+    site.unflag()
+    site.sandbox.wait_for(lambda: not site.looked("n1").drained, 30, what="its return")
+
+
+def test_two_epilogs_of_one_second_make_one_drain_that_comes_back(site: Site) -> None:
+    """The second one replaced the reason, the first one then forgot the drain: the node was out for ever."""
+    site.flag("n1")
+    ends = [threading.Thread(target=site.run, args=("epilog", "n1"), kwargs={"SLURM_JOB_ID": job, "SLURM_JOB_UID": "65001"})
+            for job in ("41", "42", "43")]  # fmt: skip
+    for end in ends:
+        end.start()
+    for end in ends:
+        end.join()
+    assert site.drained() == ["n1"]
+    assert len(site.records("n1", "drained")) == 1
+    site.unflag()
+    site.sandbox.wait_for(lambda: not site.looked("n1").drained, 30, what="its return")
+
+
+def test_a_verdict_that_waits_drains_nothing_once_its_check_only_observes(site: Site) -> None:
+    """The controller was dead, the admin switched the check off meanwhile, or installed the hooks anew."""
+    site.configure(scontrol="/nonexistent/scontrol")
+    site.flag("n1")
+    site.run("epilog", "n1", SLURM_JOB_ID="4711", SLURM_JOB_UID="65001")
+    assert [entry["decision"] for entry in site.records("n1", "not_drained")] == ["pending"]
+    site.configure()
+    text = site.places.config.read_text().replace("mode: drain", "mode: observe")
+    site.places.config.write_text(text)
+    configuration.compile_file(site.places.config, site.places.compiled)
+    site.look("n1")
+    site.look("n1")
+    assert site.drained() == []
+    assert site.records("n1", "pending_dropped")
+
+
+def test_slurm_calls_what_was_uninstalled_until_it_is_told_and_drains_nothing(site: Site) -> None:
+    try:
+        install.uninstall(site.places)
+        job = site.submit("srun true\n", "-N4")
+        site.wait(job, "COMPLETED")
+        site.no_job_left()
+        assert [name for name in site.sandbox.nodes if site.node(name).out] == []
+    finally:
+        install.apply(install.plan(site.places))
 
 
 # --- what jobs say ---
