@@ -45,6 +45,11 @@ class Micro:
 class Source(Protocol):
     """A place in the data that survives: what a checkpoint keeps of it, and how it moves."""
 
+    @property
+    def plan(self) -> BatchPlan:
+        """How the global batch is divided over the ranks with samples of their own."""
+        ...
+
     def seek(self, step: int, state: Mapping[str, Any] | None) -> None:
         """Stand at ``step``, whose place was recorded as ``state``; None is the very beginning."""
         ...
@@ -192,6 +197,16 @@ def unknown_place(step: int, why: str) -> ConfigError:
     )
 
 
+def refuse_rank(rank: int, ranks: int) -> None:
+    """Raise :class:`ConfigError` for a place among the ranks with samples of their own that there is not."""
+    if not 0 <= rank < ranks:
+        raise ConfigError(
+            f"Rank {rank} of {ranks} has no share of the batch",
+            evidence=f"dp_rank={rank}, dp_ranks={ranks}; what is not given is taken from the mesh of the plan",
+            remedy="give both dp_rank= and dp_ranks=, with 0 <= dp_rank < dp_ranks, or neither",
+        )
+
+
 def one_size(name: str, asked: int | None, planned: int | None) -> int | None:
     """A size from the script or from the run.  Raises :class:`ConfigError` when they contradict each other."""
     if asked is not None and planned is not None and asked != planned:
@@ -224,6 +239,7 @@ def make_batches(
             "Nobody says how many samples a step takes",
             remedy="run.batches(n, global_batch=…), or submit the run with global_batch",
         )
+    refuse_rank(rank, ranks)
     order = SampleOrder(num_samples, seed=seed, shuffle=shuffle, drop_last=drop_last, dataset=dataset)
     order.steps_per_epoch(global_batch)
     plan = plan_batch(global_batch, micro_batch or -(-global_batch // ranks), ranks, deal=deal)
@@ -258,7 +274,7 @@ def scale_loss(
             evidence="the mean over nothing is NaN, and so would be the gradients of all ranks",
             remedy="sum the loss over the tokens, and give run.scale_loss(…, reduction='sum')",
         )
-    return loss * loss_scale(count, int(total_tokens), micro.mean_over, loss=reduction)
+    return loss * loss_scale(count, round(float(total_tokens)), micro.mean_over, loss=reduction)
 
 
 def _micro(ids: Sequence[int], one: MicroBatch, first: bool, last: bool, mean_over: int) -> Micro:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_resilience.elastic.batch import plan_batch
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.training.data import one_size
+from slurm_resilience.training.data import one_size, refuse_rank
 from slurm_resilience.training.loader import Loader
 from slurm_resilience.training.stream import Stream
 
@@ -45,8 +45,8 @@ def _stream(
     for name in ("drop_last", "deal", "loader_class"):
         if name in ours or name in options:
             raise ConfigError(f"run.loader({name}=…) means nothing for a stream of shards", remedy="leave it out")
-    ranks = ours.pop("dp_ranks", None) or run.dp_ranks
-    rank = ours.pop("dp_rank", None)
+    ranks, rank = ours.pop("dp_ranks", None), ours.pop("dp_rank", None)
+    ranks = run.dp_ranks if ranks is None else ranks
     whole = one_size("global_batch", global_batch, run.global_batch)
     part = one_size("micro_batch", micro_batch, run.micro_batch)
     if whole is None:
@@ -54,6 +54,7 @@ def _stream(
             "Nobody says how many samples a step takes",
             remedy="run.loader(dataset, global_batch=…), or submit the run with global_batch",
         )
+    refuse_rank(run.dp_rank if rank is None else rank, ranks)
     name = ours.pop("name", "train")
     seed = ours.pop("seed", None)
     made = Stream(

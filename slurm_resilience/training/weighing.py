@@ -12,6 +12,8 @@ from slurm_resilience.training.identity import Identity
 class Weighing(Identity):
     """The side of a ``Run`` that weighs: one loss in the step's mean, one number in the sum of all ranks."""
 
+    _batches: dict[str, data.Source]
+
     def scale_loss(
         self,
         loss: data.Loss,
@@ -31,9 +33,12 @@ class Weighing(Identity):
     def total_tokens(self, mine: int | torch.Tensor) -> int:
         """The step's tokens over all ranks, of this rank's number without fillers.  All ranks must come, before ``backward``.
 
-        Ranks that share their samples (tensor, pipeline, context parallel) are counted once.
+        Ranks that share their samples (tensor, pipeline, context parallel) are counted once: those that the plan's mesh puts
+        together, or that were told so by ``dp_ranks`` when the samples (``name="train"``, or the first) were asked for.
         """
-        return round(self.sum(mine) * self.dp_ranks / self.world_size)
+        source = self._batches.get("train") or next(iter(self._batches.values()), None)
+        ranks = self.dp_ranks if source is None else source.plan.dp_ranks
+        return round(self.sum(mine) * ranks / self.world_size)
 
     def sum(self, value: float | torch.Tensor) -> float:
         """The sum of one number over all ranks.  All ranks must come."""

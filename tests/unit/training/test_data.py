@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_resilience import Run
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.training.data import Batches, make_batches, scale_loss
 
@@ -93,6 +96,15 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
         batches(ranks=11)
     with pytest.raises(ConfigError, match="has no batch of 30"):
         batches(whole=30, drop_last=True)
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_that_there_is_not_is_refused_before_anything_is_read(rank: int, ranks: int, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"Rank {rank} of {ranks} has no share"):
+        batches(rank=rank, ranks=ranks)
+    shards = SimpleNamespace(num_shards=4, read_shard=lambda shard, skip: iter(range(skip, 9)))
+    with Run(folder=tmp_path) as run, pytest.raises(ConfigError, match="has no share of the batch"):
+        run.loader(shards, 6, 2, dp_rank=rank, dp_ranks=ranks)
 
 
 def test_another_micro_batch_changes_neither_the_steps_of_an_epoch_nor_their_samples() -> None:

@@ -84,6 +84,20 @@ def test_ranks_that_share_samples_are_counted_once(tmp_path: Any, monkeypatch: p
         assert run.total_tokens(3) == 8
 
 
+def test_ranks_that_were_told_to_share_samples_are_counted_once_too(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under torchrun there is no plan with a mesh: the script says how its ranks lie."""
+    with Run(folder=tmp_path) as run:
+        monkeypatch.setattr(type(run), "world_size", property(lambda self: 8))
+        monkeypatch.setattr(run, "sum", lambda mine: 4 * (3 + 5))
+        run.batches(16, 8, 2, dp_rank=1, dp_ranks=2)
+        assert run.total_tokens(3) == 8
+
+
+def test_a_total_that_was_summed_in_floats_is_not_cut_down() -> None:
+    micro = next(iter(batches(0, 1, "mean")(0)))
+    assert scale_loss(1.0, micro, tokens=1, total_tokens=8.9999999) == scale_loss(1.0, micro, tokens=1, total_tokens=9)
+
+
 @pytest.mark.parametrize("axes", [{"dp_replicate": 2, "dp_shard": 3, "tp": 2}, {"pp": 2, "dp_shard": 2, "cp": 3}, {"tp": 4}])
 def test_a_rank_finds_its_share_of_the_batch_where_the_mesh_has_put_it(axes: dict[str, int]) -> None:
     """Ranks are row-major over (pp, dp_replicate, dp_shard, cp, tp), as torch's device mesh has them."""
