@@ -229,10 +229,10 @@ def read_rows(page: mmap.mmap) -> dict[str, Seen]:
 
 def word(phase: int) -> str:
     """The name of a phase in events and limits."""
-    try:
-        return Phase(phase).name.lower()
-    except ValueError:
-        return str(phase)
+    return _WORDS.get(phase) or str(int(phase))
+
+
+_WORDS: dict[int, str] = {int(phase): phase.name.lower() for phase in Phase}
 
 
 def short(name: str) -> str:

@@ -27,7 +27,6 @@ from slurm_resilience.runtime.lease import FROZEN_S, Lease
 from slurm_resilience.runtime.leftovers import clear_leftovers
 from slurm_resilience.runtime.loop import Loop
 from slurm_resilience.runtime.messages import (
-    BEAT_EVERY_S,
     Fact,
     Hello,
     Hint,
@@ -118,7 +117,7 @@ class Agent:
         return min(0.25, min(self._beat_at, self._work.next_look()) - time.monotonic())
 
     def _beat(self, now: float) -> None:
-        self._beat_at = now + BEAT_EVERY_S
+        self._beat_at = now + self._uplink.beat_every_s
         ranks = self._work.keeper.ranks
         self._uplink.beat(self._work.attempt, ranks.progress(self._blind) if ranks is not None else {})
         if ranks is not None and now >= self._seen_at and (seen := ranks.seen()):

@@ -90,7 +90,7 @@ class Warm(Message):
 
 @dataclass(frozen=True)
 class Beat(Message):
-    """Sent every BEAT_EVERY_S: ``ranks`` maps the rank (as text) to a :class:`RankProgress` list."""
+    """Sent as often as the welcome says: ``ranks`` maps the rank (as text) to a :class:`RankProgress` list."""
 
     kind: ClassVar[str] = "beat"
     n: int

@@ -71,6 +71,11 @@ class DrainWatch:
     def moves(self) -> bool:
         return self._policy == "checkpoint_and_move"
 
+    @property
+    def has_news(self) -> bool:
+        """Slurm has answered since the last :meth:`move`, some node is drained, and that matters here."""
+        return self._news and self.moves and bool(self.drained)
+
     def tick(self, nodes: Sequence[str]) -> None:
         """Have Slurm asked when it is time; a question that is open is not asked again."""
         if self._asks and not self._open and self._outbox.now >= self._ask_at:

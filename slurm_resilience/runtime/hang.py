@@ -17,7 +17,7 @@ _INIT = word(Phase.INIT)
 _PATIENT = 4
 _TOLD_LATE_S = 25.0  # a silence stands on the page for two windows
 _MOST_STRETCHES = 64
-_STARTING = frozenset({Phase.INIT, Phase.RESUME})
+_STARTING = frozenset({_INIT, word(Phase.RESUME)})
 
 
 class Section(NamedTuple):
@@ -130,8 +130,9 @@ def _busy(look: Look, limits: Limits) -> bool:
     """It is in a section, or still on its way to the first step, and within every limit: others may wait for it."""
     if not look.sections or not look.beats:
         return False
-    within = all(_time(section) <= _limit(section, limits) for section in look.sections)
-    return within and (len(look.sections) > 1 or look.sections[0].name in {word(phase) for phase in _STARTING})
+    if len(look.sections) == 1 and look.sections[0].name not in _STARTING:
+        return False  # most ranks, most of the time: they train
+    return all(_time(section) <= _limit(section, limits) for section in look.sections)
 
 
 def _limit(section: Section, limits: Limits) -> float:

@@ -21,7 +21,7 @@ supervisor → agent
 agent → supervisor
 ``hello``             who I am, what is still alive here
 ``warm``              the launcher became able (or unable) to fork ranks
-``beat``              every half second: progress of all ranks
+``beat``              every half second, or as ``welcome`` says: progress of all ranks
 ``seen``              now and then: the longest silences so far, from which limits are learned
 ``looked``            before a kill: what the ranks were doing, what the kernel said
 ``launched`` …        the answers named above

@@ -31,6 +31,8 @@ class Moving:
     def away(self, attempt: Attempt) -> Move | str | None:
         """The move off drained nodes to make now, or why the attempt stays on them, once each; None for nothing new."""
         config, out = self._config, self._out
+        if not self._scene.drains.has_news:  # asked after every input, and there are thousands a second
+            return None
         if attempt.reached is None:  # who reports no step can save none, and would lose all of it by leaving
             return None
         ready = self._scene.fleet.ready(out.now, need_warm=config.warm)

@@ -31,6 +31,8 @@ _FIND_S = 8.0
 _STOPPED_S = 1.5
 # With thousands of agents the loop turns thousands of times a second; silence is measured in seconds.
 _LOOK_EVERY_S = 0.05
+# Hangs are judged by what beats say, which come twice a second; with thousands of ranks a look at all of them takes its time.
+_JUDGE_EVERY_S, _RANKS_PER_S = 0.1, 10_000
 
 
 class Scene:
@@ -57,7 +59,8 @@ class Scene:
         self.misfit = ""
         self.woke_at, self.frozen_s = float("-inf"), 0.0
         self._out, self._spec, self._limits = out, spec, limits
-        self._last_tick = self._looked_at = out.now
+        self._last_tick = self._looked_at = self._judged_at = out.now
+        self._look_every_s = max(_LOOK_EVERY_S, len(nodes) / 50_000)
         self._start_after = out.now + (_FIND_S if taken_over else _REDIAL_S if restarted else 0.0)
         self._handlers: dict[type, Callable[[Any], None]] = {
             i.Tick: self._tick, i.Joined: self._joined, i.Heard: self._heard, i.Parted: self._parted,
@@ -110,12 +113,12 @@ class Scene:
             self.woke_at, self.frozen_s = now, gap
             self.fleet.forget_silence(now)
             self._out.record("supervisor_was_frozen", seconds=round(gap, 2))
-        if now - self._looked_at < _LOOK_EVERY_S:
+        if now - self._looked_at < self._look_every_s:
             return
         self._looked_at = now
         for node, why, silent in self.fleet.overdue(now):
             self.lose(node, why, silent=silent)
-        if self.attempt is not None and self.judging:
+        if self.attempt is not None and self.judging and self._is_time_to_judge(now, self.attempt.world):
             for event, fields, t in self.attempt.judge(self._limits, now=now, wall=self._out.wall):
                 self._out.note(event, fields, t=t)
         self._live.tick(self.attempt if self.judging else None)
@@ -123,6 +126,12 @@ class Scene:
         if not self.leaving:
             self.warnings.tick()
             self.drains.tick([node.name for node in self.fleet.nodes.values() if not node.gone])
+
+    def _is_time_to_judge(self, now: float, world: int) -> bool:
+        if now - self._judged_at < max(_JUDGE_EVERY_S, world / _RANKS_PER_S):
+            return False
+        self._judged_at = now
+        return True
 
     def _joined(self, it: i.Joined) -> None:
         hello, node, spec = it.hello, self.fleet.nodes.get(it.hello.node), self._spec

@@ -42,18 +42,21 @@ _TICK_S = 0.1
 _HELLO_S = 10.0
 _FLUSH_S = 10.0
 _MOST_STRANGERS = 1000
+# So many beats a second leave room on one core for everything else; fewer nodes beat as often as they like.
+_BEATS_PER_S = 10_000
 _WARNINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
 
 
 @dataclass
 class _Guest:
-    """One connection.  ``greeted``: it has proved that it knows the token."""
+    """One connection.  ``greeted``: it has proved that it knows the token.  ``pinged``: when a beat was last answered."""
 
     number: int
     connection: Connection
     since: float
     greeted: bool = False
     node: str = ""
+    pinged: float = float("-inf")
 
 
 class Supervisor:
@@ -82,6 +85,9 @@ class Supervisor:
     ) -> None:
         self.superseded = False
         self._backend = backend
+        # An agent's patience holds two lost beats.
+        slowest = max(BEAT_EVERY_S, min(1.0, config.limits.agent_silence_s / 2.5))
+        self._beat_every_s = min(slowest, max(BEAT_EVERY_S, len(backend.nodes) / _BEATS_PER_S))
         self._selector = selectors.DefaultSelector()
         self._inbox: deque[i.Input] = deque()
         self._wakeup, self._wake = socket.socketpair()
@@ -155,9 +161,11 @@ class Supervisor:
             if code is None:
                 code = self._do(self._coordinator.handle(i.Tick()))
             if time.monotonic() >= ping_at:
-                ping_at = time.monotonic() + BEAT_EVERY_S
+                now = time.monotonic()
+                ping_at = now + BEAT_EVERY_S
                 for guest in list(self._guests.values()):
-                    if guest.greeted:
+                    # Who beats has had an answer to that.
+                    if guest.greeted and now - guest.pinged > 2 * self._beat_every_s:
                         self._send(guest, Ping(guest.connection.seen))
         self._leave()
         return code
@@ -229,13 +237,14 @@ class Supervisor:
                     self._part(guest, "it does not know the token")
                     return
                 guest.greeted, guest.node = True, message.node
-                self._send(guest, Welcome.build(self._token, message))
+                self._send(guest, Welcome.build(self._token, message, beat_every_s=self._beat_every_s))
                 self._inbox.append(i.Joined(guest.number, message))
                 self._backend.settled(message.node)
             elif isinstance(message, Garbage):
                 self._scribe.say(f"{guest.node} sent something that is no message: {message.why}")
             else:
                 if isinstance(message, Beat):
+                    guest.pinged = time.monotonic()
                     self._send(guest, Ping(connection.seen))
                 self._inbox.append(i.Heard(guest.number, message))
         if connection.closed is not None:

@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from slurm_resilience.runtime.agent_messages import Hello
-from slurm_resilience.runtime.message import WIRE_VERSION, Message, proof_of
+from slurm_resilience.runtime.message import BEAT_EVERY_S, WIRE_VERSION, Message, proof_of
 
 
 @dataclass(frozen=True)
 class Welcome(Message):
-    """The answer to a good hello; the agent obeys nothing before it."""
+    """The answer to a good hello; the agent obeys nothing before it.  ``beat_every_s``: how often it is to beat from now on."""
 
     kind: ClassVar[str] = "welcome"
     v: int
     proof: str
+    beat_every_s: float = BEAT_EVERY_S
 
     @classmethod
-    def build(cls, token: str, hello: Hello) -> Welcome:
+    def build(cls, token: str, hello: Hello, *, beat_every_s: float = BEAT_EVERY_S) -> Welcome:
         """The answer that only somebody who knows the token can give to this hello."""
-        return cls(v=WIRE_VERSION, proof=proof_of(token, "supervisor", hello.nonce, hello.node))
+        return cls(v=WIRE_VERSION, proof=proof_of(token, "supervisor", hello.nonce, hello.node), beat_every_s=beat_every_s)
 
     def proves(self, token: str, hello: Hello) -> bool:
         """Whether the answer comes from somebody who knows the token."""

@@ -20,7 +20,7 @@ from typing import Any
 from slurm_resilience.runtime.address import SupervisorAddress
 from slurm_resilience.runtime.lease import Lease
 from slurm_resilience.runtime.loop import Loop
-from slurm_resilience.runtime.messages import Beat, Fact, Garbage, Hello, Message, Ping, Warm, Welcome, WireError
+from slurm_resilience.runtime.messages import BEAT_EVERY_S, Beat, Fact, Garbage, Hello, Message, Ping, Warm, Welcome, WireError
 from slurm_resilience.runtime.wire import Connection
 
 _CONNECT_S = 2.0
@@ -57,6 +57,7 @@ class Uplink:
         self._greeted_at = 0.0
         self._retry_at = 0.0
         self._back_off_s = _RETRY_S[0]
+        self.beat_every_s = BEAT_EVERY_S
         self._beats: dict[int, float] = {}
         self._beat = 0
         self._spool: deque[Message] = deque()
@@ -237,6 +238,7 @@ class Uplink:
             self.drop("no proof")
             return
         self.up = True
+        self.beat_every_s = max(BEAT_EVERY_S, message.beat_every_s)
         self.welcomes += 1
         self._back_off_s = _RETRY_S[0]
         self._beats.clear()

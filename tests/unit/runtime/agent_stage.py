@@ -63,6 +63,7 @@ class Stage:
         (run_dir / "run.json").write_text(json.dumps(run))
         self.agents: list[subprocess.Popen[bytes]] = []
         self.peers: list[Peer] = []
+        self.beat_every_s = m.BEAT_EVERY_S
         self.listen()
 
     def __enter__(self) -> Stage:
@@ -132,7 +133,7 @@ class Stage:
                 peer.heard.append(message)
                 if isinstance(message, m.Hello) and message.proves(self.token):
                     peer.hello = message
-                    peer.send(m.Welcome.build(self.token, message))
+                    peer.send(m.Welcome.build(self.token, message, beat_every_s=self.beat_every_s))
                 elif isinstance(message, m.Beat) and not peer.mute:
                     peer.send(m.Ping(peer.connection.seen))
 

@@ -319,3 +319,12 @@ def test_an_agent_of_an_earlier_allocation_ends_itself(tmp_path: Path) -> None:
         right = stage.start(SLURM_JOB_ID="7", SLURM_RESTART_COUNT="1")
         stage.until(lambda: stage.peer(after=peer))
         assert right.poll() is None
+
+
+def test_an_agent_beats_as_seldom_as_a_supervisor_of_thousands_asks_for(tmp_path: Path) -> None:
+    with Stage(tmp_path) as stage:
+        stage.beat_every_s = 30.0
+        peer = stage.join(warm=False)
+        stage.until(lambda: peer.of(m.Beat), what="the beat that goes with a welcome")
+        before = len(peer.of(m.Beat))
+        stage.still(3 * m.BEAT_EVERY_S, lambda: len(peer.of(m.Beat)) <= before + 1)

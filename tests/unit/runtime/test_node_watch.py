@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import random
+import statistics
 import subprocess
 import sys
 import time
@@ -18,7 +20,7 @@ from slurm_resilience.runtime.flight_recorder import Recorder
 from slurm_resilience.runtime.local_ranks import tail
 from slurm_resilience.runtime.outside import Outside
 from slurm_resilience.runtime.processes import look
-from slurm_resilience.runtime.stragglers import LOOK_EVERY_S, Stragglers
+from slurm_resilience.runtime.stragglers import LOOK_EVERY_S, Stragglers, middle_without
 from slurm_resilience.runtime.unseen import SAY_AFTER_S, Unseen
 
 
@@ -175,6 +177,16 @@ def told(found: Stragglers, own: dict[int, tuple[float, int]], rounds: int, star
 
 
 NODES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}
+
+
+def test_the_middle_of_the_others_is_their_median() -> None:
+    draw = random.Random(0)
+    for count in range(2, 9):
+        for _ in range(50):
+            values = [draw.choice((0.1, 0.2, draw.random())) for _ in range(count)]
+            for number, value in enumerate(values):
+                others = values[:number] + values[number + 1 :]
+                assert middle_without(sorted(values), value) == pytest.approx(statistics.median(others))
 
 
 def test_a_rank_that_is_steadily_slower_is_told_once_and_its_recovery_too() -> None:
