@@ -16,6 +16,7 @@ from slurm_resilience.checkpoint import filesystem, names
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.index import BY_SCAN
 from slurm_resilience.checkpoint.store import CheckpointStore
+from slurm_resilience.cli import checkpoints_export
 from slurm_resilience.cli.checkpoints_change import hand_over, pin, prune, quarantine, release
 from slurm_resilience.cli.checkpoints_pick import (
     LATEST,
@@ -83,6 +84,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     release_.add_argument("--force", action="store_true", help="also if it is bad; retention then does not count on it")
     hand_over_ = add("hand-over", "give the checkpoints of a run that is over to another run, which then goes on from them")
     hand_over_.add_argument("--to", required=True, metavar="RUN_DIR", help="the folder of the run that shall have them")
+    checkpoints_export.configure(add("export", "the weights of a checkpoint as one file for others, verified on the way"))
 
 
 def execute(args: argparse.Namespace) -> int:
@@ -271,6 +273,7 @@ _ACTIONS: dict[str, Callable[[CheckpointStore, argparse.Namespace], int]] = {
     "quarantine": quarantine,
     "release": release,
     "hand-over": hand_over,
+    "export": checkpoints_export.export,
 }
 
 

@@ -137,7 +137,8 @@ class Narrator:
         return f"attempt {event['attempt']}: resumed at step {event.get('step')} from {event.get('checkpoint')}{took}"
 
     def _started_fresh(self, event: Mapping[str, Any]) -> str:
-        return f"attempt {event['attempt']}: no checkpoint yet, training starts at step 0"
+        weights = f", with the weights in {event['weights']}" if event.get("weights") else ""
+        return f"attempt {event['attempt']}: no checkpoint yet, training starts at step 0{weights}"
 
     def _first_step(self, event: Mapping[str, Any]) -> str:
         self._last_step = None

@@ -93,7 +93,10 @@ FROM_RANKS: dict[str, Meaning] = {
     "resumed": Meaning(
         "A checkpoint was loaded.", ("step", "checkpoint", "seconds", "verify_s", "world", "rng", "tier", "ranks")
     ),
-    "started_fresh": Meaning("There was no checkpoint; training starts at step 0.", ("ranks",)),
+    "started_fresh": Meaning(
+        "There was no checkpoint; training starts at step 0, with the weights of a given file if one was.",
+        ("ranks", "weights", "taken", "missing", "unused"),
+    ),
     "learning_rate_scaled": Meaning(
         "As asked for by keep_accumulation, batch and learning rate follow the world.", ("rule", "factor", "global_batch")
     ),

@@ -1,0 +1,168 @@
+"""Weights in files that are not ours: ``.pt`` and safetensors, one file or a folder as Hugging Face writes them.
+
+Nothing of a file is executed: pickles are read with torch's ``weights_only``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slurm_resilience._atomic import fsync_dir
+from slurm_resilience.errors import ConfigError
+
+PICKLED = frozenset({".pt", ".pth", ".bin", ".ckpt"})
+SAFE = ".safetensors"
+# Where training scripts keep the model inside of a file that holds more.
+_USUAL_KEYS = ("model", "state_dict", "model_state_dict", "module", "weights")
+_SINGLE = ("model.safetensors", "pytorch_model.bin")
+
+
+def read_weights(path: str | os.PathLike[str], key: str | None = None) -> dict[str, torch.Tensor]:
+    """The tensors in ``path`` by name, on the CPU, mapped rather than read where the format allows.
+
+    ``key`` names the part that holds the model in a file that holds more ("model", "checkpoint.weights"); without it the
+    usual ones are tried.  Raises :class:`ConfigError` for what is missing, is no such file, or is more than tensors.
+    """
+    path = Path(path)
+    out: dict[str, torch.Tensor] = {}
+    for file in _files(path):
+        try:
+            out.update(_read_safe(file) if file.suffix == SAFE else _read_pickled(file, key))
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be read", evidence=str(error)) from error
+    return out
+
+
+def _files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise ConfigError(f"There are no weights at {path}", evidence="nothing is there")
+    if not path.is_dir():
+        if path.suffix not in PICKLED and path.suffix != SAFE:
+            raise ConfigError(
+                f"{path} is no file of weights that we know",
+                evidence=f"it ends in {path.suffix or 'nothing'}; known are {', '.join(sorted(PICKLED | {SAFE}))}",
+            )
+        return [path]
+    for index in (path / f"{name}.index.json" for name in _SINGLE):
+        if index.is_file():
+            return [path / name for name in _listed(index)]
+    single = [path / name for name in _SINGLE if (path / name).is_file()]
+    if not single:
+        raise ConfigError(
+            f"The folder {path} holds no weights",
+            evidence=f"it has neither {_SINGLE[0]} nor {_SINGLE[1]}, nor an index of several",
+            remedy="give the file itself, or a folder as save_pretrained() writes it",
+        )
+    return single[:1]
+
+
+def _listed(index: Path) -> list[str]:
+    try:
+        names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        strays = [name for name in names if Path(name).name != name]
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise ConfigError(f"{index} does not say which files hold the weights", evidence=repr(error)) from error
+    if strays or not names:
+        raise ConfigError(f"{index} names files outside of its folder, or none", evidence=repr(strays[:3]))
+    return names
+
+
+def _read_safe(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise ConfigError(f"{file} needs the package safetensors", remedy="pip install safetensors") from error
+    try:
+        return dict(load_file(file, device="cpu"))
+    except SafetensorError as error:
+        raise ConfigError(f"{file} is no whole safetensors file", evidence=str(error)) from error
+
+
+def _read_pickled(file: Path, key: str | None) -> dict[str, torch.Tensor]:
+    try:
+        with contextlib.suppress(RuntimeError):  # the format of before torch 1.6 cannot be mapped
+            return _model_in(torch.load(file, map_location="cpu", weights_only=True, mmap=True), file, key)
+        return _model_in(torch.load(file, map_location="cpu", weights_only=True), file, key)
+    except pickle.UnpicklingError as error:
+        raise ConfigError(
+            f"{file} holds more than tensors and plain values, or is no file of torch.save()",
+            evidence=" ".join(str(error).split())[:300],
+            remedy="where you trust it, load it once and torch.save(model.state_dict(), …) into a file of its own",
+        ) from error
+    except (RuntimeError, EOFError, ValueError) as error:
+        raise ConfigError(f"{file} is no whole file of torch.save()", evidence=" ".join(str(error).split())[:300]) from error
+
+
+def _model_in(held: Any, file: Path, key: str | None) -> dict[str, torch.Tensor]:
+    if key is not None:
+        for word in key.split("."):
+            if not isinstance(held, Mapping) or word not in held:
+                raise ConfigError(f"{file} has no {key!r}", evidence=f"at {word!r} there is: {_keys(held)}")
+            held = held[word]
+        if not _is_state(held):
+            raise ConfigError(f"{key!r} in {file} is no model's state", evidence=f"it holds {_keys(held)}")
+        return dict(held)
+    if _is_state(held):
+        return dict(held)
+    for usual in _USUAL_KEYS:
+        if isinstance(held, Mapping) and _is_state(held.get(usual)):
+            return dict(held[usual])
+    raise ConfigError(f"Which part of {file} is the model?", evidence=f"it holds {_keys(held)}", remedy="name it: key='…'")
+
+
+def _is_state(held: Any) -> bool:
+    return (
+        isinstance(held, Mapping)
+        and bool(held)
+        and all(isinstance(name, str) and isinstance(value, torch.Tensor) for name, value in held.items())
+    )
+
+
+def _keys(held: Any) -> str:
+    if not isinstance(held, Mapping):
+        return f"a {type(held).__name__}"
+    return ", ".join(repr(name) for name in list(held)[:8]) + ", …" * (len(held) > 8)
+
+
+def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> int:
+    """Write tensors where nobody sees half of them; the bytes written.  The suffix of ``path`` is the format.
+
+    ``about`` goes into a safetensors file's header.  Raises :class:`ConfigError` for another suffix.
+    """
+    if path.suffix != SAFE and path.suffix not in PICKLED:
+        raise ConfigError(
+            f"{path.name} does not say which format is wanted", remedy=f"end it in {SAFE}, or in {', '.join(sorted(PICKLED))}"
+        )
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        if path.suffix == SAFE:
+            _write_safe(temporary, tensors, about)
+        else:
+            torch.save(dict(tensors), temporary)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        size = temporary.stat().st_size
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_dir(path.parent)
+    return size
+
+
+def _write_safe(file: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> None:
+    try:
+        from safetensors.torch import save_file
+    except ImportError as error:
+        raise ConfigError(
+            f"{SAFE} needs the package safetensors", remedy="pip install safetensors, or export to .pt"
+        ) from error
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, {"format": "pt", **about})
