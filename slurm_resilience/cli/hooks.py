@@ -156,13 +156,14 @@ def _status(args: argparse.Namespace) -> int:
         counts: dict[str, int] = {}
         would: dict[str, int] = {}
         for entry in ledger.entries(str(path)):
-            if float(str(entry.get("at", 0))) >= since:
+            if files.number(entry.get("at")) >= since:
                 what = str(entry.get("what"))
                 counts[what] = counts.get(what, 0) + 1
                 if what == "would_drain":
                     would[str(entry.get("check"))] = would.get(str(entry.get("check")), 0) + 1
         told = files.read_json(str(path.with_name("verdict.json"))).get("checks")
-        bad = {k: v["text"] for k, v in told.items() if v.get("status") != "ok"} if isinstance(told, dict) else {}
+        whole = {k: v for k, v in told.items() if isinstance(v, dict)} if isinstance(told, dict) else {}
+        bad = {k: str(v.get("text", "")) for k, v in whole.items() if v.get("status") != "ok"}
         rows[path.parent.name] = {"events": counts, "would_drain": would, "not_ok": bad}
     if args.json:
         print(json.dumps(rows))

@@ -66,7 +66,7 @@ def entries(path: str, newest_bytes: int = 8 << 20) -> "list[dict[str, object]]"
     for line in data.splitlines():
         try:
             entry = json.loads(line.decode("utf-8", "replace"))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict):
             found.append(entry)

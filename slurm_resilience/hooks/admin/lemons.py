@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from slurm_resilience.hooks import files
+
 WEIGHTS = {
     "xids": 2.0, "tickets": 2.0, "times_out": 2.0, "multi_node_failures": 1.0, "single_node_failures": 1.0,
     "single_node_failure_rate": 2.0, "excluded_by": 0.5,
@@ -44,7 +46,7 @@ def signals(node: str, entries: Iterable[Mapping[str, Any]], since: float, exclu
     suspect = Suspect(node, excluded_by=excluded_by)
     days: set[int] = set()
     for entry in entries:
-        if float(entry.get("at", 0)) < since:
+        if files.number(entry.get("at")) < since:
             continue
         what = entry.get("what")
         if what == "check" and entry.get("check") == "xid" and entry.get("word") and entry.get("blame") != "job":
@@ -54,9 +56,9 @@ def signals(node: str, entries: Iterable[Mapping[str, Any]], since: float, exclu
         elif what == "ticket":
             suspect.tickets += 1
         elif what == "job_ended" and entry.get("status"):
-            users.add(entry.get("uid"))
-            days.add(int(float(entry.get("at", 0)) // 86400))
-            if int(entry.get("nodes") or 1) > 1:
+            users.add(str(entry.get("uid")))
+            days.add(int(files.number(entry.get("at")) // 86400))
+            if files.integer(entry.get("nodes"), 1) > 1:
                 suspect.multi_node_failures += 1
             else:
                 suspect.single_node_failures += 1

@@ -412,3 +412,20 @@ def test_a_prolog_in_an_included_file_or_on_two_lines_is_not_lost(places: Places
     with pytest.raises(ConfigError, match="several lines"):
         install.apply(install.plan(places, slurm_conf=conf), write_slurm_conf=True)
     assert conf.read_text() == "Prolog=/a\nPrologFlags=Alloc\nProlog=/b\n"
+
+
+def test_a_ledger_that_was_spoilt_is_told_as_far_as_it_is_whole(places: Places) -> None:
+    lines = [
+        '{"what": "drained", "at": "x"}',
+        '{"what": "job_ended", "status": 1, "uid": [], "nodes": "x", "at": 9e9}',
+        "[" * 5000,
+    ]
+    folder = state_of(places)
+    (folder / "ledger.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / "verdict.json").write_text('{"checks": {"gpu": 7, "cpu": {"status": "fail"}}}')
+    where = ["--config", str(places.config), "--state", str(places.state), "--json"]
+    for command in (["hooks", "status"], ["nodes", "lemons"]):
+        said = subprocess.run([sys.executable, "-m", "slurm_resilience", *command, *where], capture_output=True, text=True,
+                              check=False)  # fmt: skip
+        assert (said.returncode, said.stderr) == (0, "")
+        assert "n1" in said.stdout
