@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import importlib
+import importlib.util
+import os
 import re
 import shlex
 import subprocess
@@ -12,7 +15,10 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 
+from slurm_resilience.config import ResilienceConfig
+from slurm_resilience.observe.run_metrics import METRICS
 from tests.unit.surface import reference
 
 ROOT = Path(__file__).parents[2]
@@ -43,6 +49,52 @@ def test_python_in_the_text_is_python(page: Path) -> None:
     for language, code in FENCE.findall(page.read_text(encoding="utf-8")):
         if language == "python":
             ast.parse(textwrap.dedent(code))
+
+
+def test_python_of_a_migration_is_shown_before_and_after() -> None:
+    for page in (ROOT / "docs" / "how-to").glob("from-*.md"):
+        blocks = [code for language, code in FENCE.findall(page.read_text(encoding="utf-8")) if language == "python"]
+        assert len(blocks) >= 2, page.name
+        for code in blocks:
+            compile(textwrap.dedent(code), page.name, "exec")
+        after = "\n".join(blocks[1:])
+        assert "slurm_resilience" in after, page.name
+        assert "slurm_resilience" not in blocks[0], page.name
+        for module, names in re.findall(r"^from (slurm_resilience[\w.]*) import (.+)$", after, re.MULTILINE):
+            for name in names.split(", "):
+                assert hasattr(importlib.import_module(module), name.strip()), f"{page.name}: {module} has no {name}"
+
+
+def test_every_metric_of_a_run_is_in_the_list() -> None:
+    text = (ROOT / "docs" / "how-to" / "be-told.md").read_text(encoding="utf-8")
+    listed = text.partition("<!-- metrics:begin -->")[2].partition("<!-- metrics:end -->")[0].strip().splitlines()[2:]
+    assert listed == [
+        f"| `{name}` | {metric.kind} | {', '.join(f'`{label}`' for label in metric.labels)} | {metric.says} |"
+        for name, metric in METRICS.items()
+    ]
+
+
+def test_configuration_in_the_text_is_valid() -> None:
+    """Each YAML block that is one of ours: known keys, sensible values."""
+    found = 0
+    for page in PAGES:
+        for language, block in FENCE.findall(page.read_text(encoding="utf-8")):
+            values = yaml.safe_load(block) if language in ("yaml", "yml") else None
+            if isinstance(values, dict) and values.keys() & ResilienceConfig.model_fields.keys():
+                ResilienceConfig.build(values)
+                found += 1
+    assert found
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="mkdocs is not installed: pip install -e .[docs]")
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    """Links, anchors and the navigation lead somewhere, and every page is in the navigation."""
+    words = [sys.executable, "-m", "mkdocs", "build", "-q", "-f", ROOT / ".mkdocs.yml", "--strict", "-d", tmp_path / "site"]
+    built = subprocess.run(
+        words, capture_output=True, text=True, timeout=300, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert (tmp_path / "site" / "tutorial" / "first-recovery.html").exists()
 
 
 def test_the_lines_to_add_are_those_of_a_script_that_runs(tmp_path: Path) -> None:
