@@ -12,7 +12,10 @@ mount -t proc proc "$root/proc"
 mount --rbind /sys "$root/sys"
 mount --rbind /dev "$root/dev"
 mount -t tmpfs -o mode=755 tmpfs "$root/run"
-mount -t tmpfs -o mode=1777 tmpfs "$root/tmp"
+# Of its own and empty, but on the disk: a run's folder in a tmpfs would be taken for one that nodes do not share.
+scratch=$(mktemp -d "$root/var/tmp.XXXXXX")
+chmod 1777 "$scratch"
+mount --bind "$scratch" "$root/tmp"
 while IFS= read -r path; do
   [ -e "$path" ] || continue
   if [ -d "$path" ]; then
@@ -35,4 +38,6 @@ cd -- "$tree"
 # Not exec: process 1 has to bury what others leave behind, which this shell does while it waits.
 code=0
 "$@" || code=$?
+umount -l /tmp
+rm -rf -- "${scratch#"$root"}"
 exit "$code"

@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "nodes": ("slurm_resilience.cli.nodes", "which nodes are out and why; drain, return, hold"),
     "doctor": ("slurm_resilience.cli.doctor", "what this cluster will do to your job, and what is dangerous in it"),
     "templates": ("slurm_resilience.cli.templates", "batch scripts to copy, with your values filled in"),
+    "rehearse": ("slurm_resilience.cli.rehearse", "hurt your own job in the sandbox, and see what it survives"),
     "hooks": ("slurm_resilience.cli.hooks", "install, check and rehearse the admin's prolog, epilog and node checks"),
     "sandbox": ("slurm_resilience.cli.sandbox", "a real Slurm cluster on this machine, with faults on demand"),
 }

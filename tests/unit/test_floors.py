@@ -23,6 +23,7 @@ FLOORS: list[set[str]] = [
     {"checkpoint", "elastic", "plan"},
     {"runtime", "training"},
     {"submit", "hooks", "sandbox", "doctor", "integrations"},
+    {"rehearse"},
     {"cli"},
     {"__main__"},
 ]

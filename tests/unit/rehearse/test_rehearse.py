@@ -1,0 +1,110 @@
+"""A rehearsal: what is refused before it starts, and what the page says about events."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurm_resilience.cli import main
+from slurm_resilience.rehearse.verdict import Blow, as_dict, outcomes, page
+
+ABOUT = {"script": "train.py", "where": "here", "run_dir": "/run"}
+
+
+def event(name: str, t: float, attempt: int = 1, restart: int = 0, **fields: Any) -> dict[str, Any]:
+    return {"event": name, "t": t, "attempt": attempt, "restart": restart, **fields}
+
+
+def crash(*, fresh: bool = False, first_step: bool = True) -> list[dict[str, Any]]:
+    events = [
+        event("allocation_started", 0.0, nodes=["n1", "n2"]),
+        event("attempt_started", 1.0, nodes=["n1", "n2"]),
+        event("ranks_launched", 2.0),
+        event("first_step", 3.0, step=1),
+        event("checkpoint_committed", 8.0, step=5),
+        event("step_reported", 9.9, step=7),
+        event("fault_detected", 10.2, cause="rank_crash", since=10.0, step=7),
+        event("attempt_stopped", 10.3, fault=True, cause="rank_crash", saved=False),
+        event("attempt_started", 10.4, 2, nodes=["n1"]),
+        event("ranks_launched", 10.5, 2),
+    ]
+    events += [event("started_fresh", 10.8, 2)] if fresh else [event("resumed", 10.8, 2, step=5)]
+    return events + ([event("first_step", 11.0, 2, step=6)] if first_step else [])
+
+
+def test_a_killed_rank() -> None:
+    (one,) = outcomes([Blow("kill-rank", 10.0, "n2")], crash())
+    assert one.ok
+    assert (one.cause, one.noticed_s, one.back_s, one.resumed_from, one.steps_lost) == ("rank_crash", 0.2, 1.0, 5, 2)
+    assert (one.work_lost_s, one.requeues, one.nodes_after) == (2.0, 0, 1)
+    text = page([one], ABOUT)
+    assert "it survives all of it" in text
+    assert "noticed after 0.2 s as rank_crash, back after 1.0 s (first step of all ranks)" in text
+    assert "lost: 2 steps, done again; no requeue, 1 node afterwards" in text
+
+
+def test_a_script_without_a_run_is_judged_by_its_checkpoints() -> None:
+    events = [one for one in crash(first_step=False) if one["event"] not in ("first_step", "step_reported")]
+    (one,) = outcomes([Blow("kill-rank", 10.0)], events)
+    assert (one.ok, one.back_s, one.steps_lost, one.work_lost_s) == (True, 0.8, None, 2.0)
+    assert "lost: up to 2.0 s of work, done again" in page([one], ABOUT)
+
+
+def test_a_start_from_scratch_is_no_survival() -> None:
+    (one,) = outcomes([Blow("kill-rank", 10.0)], crash(fresh=True))
+    assert not one.ok
+    assert one.says == "it began again from scratch"
+    assert "it survives 0 of 1" in page([one], ABOUT)
+
+
+def test_preempted_after_a_save_nothing_is_lost() -> None:
+    events = [
+        event("checkpoint_committed", 8.0, step=5),
+        event("warning_received", 10.0, signal="SIGTERM"),
+        event("attempt_stopped", 11.0, fault=False, cause="preemption", saved=True),
+        event("requeue_done", 12.0),
+        event("allocation_started", 20.0, 1, 1, nodes=["n1"]),
+        event("attempt_started", 21.0, 2, 1, nodes=["n1"]),
+        event("resumed", 22.0, 2, 1, step=7),
+        event("first_step", 23.0, 2, 1, step=8),
+    ]
+    (one,) = outcomes([Blow("preempt", 9.5, "job 7")], events)
+    assert (one.ok, one.saved_first, one.requeues, one.back_s) == (True, True, 1, 13.5)
+    assert "lost: nothing, it had saved first; 1 requeue, 1 node afterwards" in page([one], ABOUT)
+
+
+def test_what_was_not_dealt_says_why_and_spoils_no_other() -> None:
+    blows = [Blow("kill-rank", 10.0), Blow("power-off", 0.0, failed="it could not be dealt: no such node")]
+    found = outcomes(blows, crash())
+    assert [one.ok for one in found] == [True, False]
+    document = as_dict(found, ABOUT)
+    assert (document["faults"], document["survived"], document["ok"]) == (2, 1, False)
+    assert "it could not be dealt: no such node" in page(found, ABOUT)
+    assert json.dumps(document)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["nope.py"], "There is no script"),
+        (["train.py", "--faults", "kill-ranks"], "did you mean 'kill-rank'"),
+        (["train.py", "--faults", ","], "No fault is asked for"),
+        (["train.py", "--local", "--faults", "kill-rank,power-off"], "nobody can rehearse power-off"),
+        (["train.py", "--nodes", "3-1"], "neither N nor FEWEST-MOST"),
+        (["train.py", "--args", "'"], "cannot be split into words"),
+        (["notes.txt"], "neither a Python script nor a batch script"),
+        (["job.sbatch", "--args", "x"], "says itself how it is run"),
+        (["job.sbatch", "--local", "--faults", "kill-rank"], "in the sandbox only"),
+    ],
+)
+def test_nonsense_is_refused(
+    words: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in (("train.py", ""), ("notes.txt", "hello"), ("job.sbatch", "#!/bin/bash\n#SBATCH --nodes=1\n")):
+        Path(name).write_text(text)
+    assert main(["rehearse", *words]) == 78
+    assert says in capsys.readouterr().err
