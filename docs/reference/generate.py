@@ -204,7 +204,8 @@ def exit_codes_page() -> Iterator[str]:
     reach = (
         "The codes of `slurm-resilience run` reach the batch script, and so `sacct`, unchanged. Where Slurm itself ended the "
         "run (it was requeued or cancelled), `sacct` keeps the state, REQUEUED, PREEMPTED or CANCELLED, and no code; the run's "
-        "own word is in its events."
+        "own word is in its events. A job from which a lost node was taken has one more line, RESIZING, before its last "
+        "(`sacct -D`)."
     )
     yield from (reach, "")
     yield from table(["code", "name", "meaning"], [[int(code), f"`{code.name}`", EXIT_CODES[code]] for code in ExitCode])

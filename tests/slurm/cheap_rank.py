@@ -1,7 +1,7 @@
 """A rank that costs nothing: no torch, no collectives; it steps, saves, stops and ends as a Run would, by the same contract.
 
 For tests of what Slurm does to a job.  RUN_DIR/enough ends it; RUN_DIR/cheap.json is its checkpoint, every 20 steps of 50 ms.
-With an argument it fails after a few steps: raise, kill, hang, or a number to exit with.
+With an argument it fails after a few steps: raise, kill, hang, or a number to exit with; "kill-here" on one node, always.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ from slurm_resilience.progress.page import PageWriter
 EVERY = 20
 
 
-def fail(how: str) -> None:
+def fail(how: str, run_dir: Path) -> None:
     if how == "raise":
         raise ValueError("the data is rotten")
+    if how == "kill-here":
+        bad, here = run_dir / "bad-node", os.environ["SLURMD_NODENAME"]
+        if not bad.exists():
+            bad.write_text(here)
+        if bad.read_text() != here:
+            return
+        how = "kill"
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "hang":
@@ -51,7 +58,7 @@ def main() -> None:
         facts.send("resumed", step=step, checkpoint=f"step-{step}", seconds=0.0, world=int(os.environ["WORLD_SIZE"]))
     else:
         facts.send("started_fresh")
-    first = True
+    first, saves = True, 0
     while True:
         time.sleep(0.05)
         step += 1
@@ -64,10 +71,11 @@ def main() -> None:
             save()
             facts.send("stopped", step=step, why=orders.cause, saved=True)
             break
-        if step % EVERY == 0:
+        if step % EVERY == 0 or orders.save > saves:
+            saves = orders.save
             save()
         if step == 5 and sys.argv[1:]:
-            fail(sys.argv[1])
+            fail(sys.argv[1], run_dir)
         if (run_dir / "enough").exists():
             facts.send("finished", step=step, outcome="completed")
             break

@@ -120,8 +120,12 @@ def _that_never_begin(sandbox: Sandbox, shared: Path) -> dict[str, tuple[str, Pa
 
 
 def _accounted(sandbox: Sandbox, job: str) -> tuple[str, int] | None:
-    """State and exit code of the job's first run, once it has ended."""
+    """State and exit code of the job's first run, once it has ended.
+
+    Taking a lost node out of a job closes a record (RESIZING) and opens another one for the same run.
+    """
     lines = sandbox.exec(["sacct", "-n", "-P", "-X", "-D", "-j", job, "-o", "State,ExitCode"], check=True).stdout.splitlines()
+    lines = [line for line in lines if not line.startswith("RESIZING")]
     if not lines:
         return None
     state, code = lines[0].split("|")

@@ -31,8 +31,9 @@ from slurm_resilience.submit.prepare import Work
 nodes, tasks, folder, rank = json.loads(sys.argv[1])
 config = ResilienceConfig.build({{"nodes": nodes, "preload": [], **{config}}})
 executor = ResilientExecutor(folder, config=config)
-executor.update_parameters(partition="low", time=30, exclusive=True, name="cell", setup=["export PYTHONPATH={no_torch}"])
-work = Work(command=(sys.executable, rank))
+executor.update_parameters(partition="low", time=30, exclusive=True, name="cell",
+                           setup=["export PYTHONPATH={no_torch}", *{setup!r}])
+work = Work(command=(sys.executable, *rank))
 jobs = executor.submit_works([work] * tasks) if tasks else [executor.submit_work(work)]
 print(json.dumps([[job.job_id, str(job.run_dir)] for job in jobs]))
 """
@@ -55,6 +56,8 @@ class Cell:
     shared: Path
     shape: str
     config: dict[str, Any] = field(default_factory=dict)
+    setup: list[str] = field(default_factory=list)
+    arguments: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         nodes, tasks = SHAPES[self.shape]
@@ -62,9 +65,9 @@ class Cell:
         no_torch = self.shared / "no-torch"
         no_torch.mkdir(exist_ok=True)
         (no_torch / "torch.py").write_text("raise ImportError('there is no torch here')\n")
-        (self.shared / "submit.py").write_text(SUBMIT.format(config=self.config, no_torch=no_torch))
+        (self.shared / "submit.py").write_text(SUBMIT.format(config=self.config, no_torch=no_torch, setup=self.setup))
         (self.shared / "wait.py").write_text(WAIT)
-        what = json.dumps([nodes, tasks, str(self.shared / "runs"), str(RANK)])
+        what = json.dumps([nodes, tasks, str(self.shared / "runs"), [str(RANK), *self.arguments]])
         argv = [sys.executable, "-W", "ignore", str(self.shared / "submit.py"), what]
         done = self.sandbox.exec(argv, cwd=self.shared)
         assert done.returncode == 0, done.stderr
