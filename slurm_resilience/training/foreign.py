@@ -89,17 +89,24 @@ def _read_safe(file: Path) -> dict[str, torch.Tensor]:
 
 def _read_pickled(file: Path, key: str | None) -> dict[str, torch.Tensor]:
     try:
-        with contextlib.suppress(RuntimeError):  # the format of before torch 1.6 cannot be mapped
-            return _model_in(torch.load(file, map_location="cpu", weights_only=True, mmap=True), file, key)
-        return _model_in(torch.load(file, map_location="cpu", weights_only=True), file, key)
+        held = _unpickled(file)
     except pickle.UnpicklingError as error:
         raise ConfigError(
             f"{file} holds more than tensors and plain values, or is no file of torch.save()",
             evidence=" ".join(str(error).split())[:300],
             remedy="where you trust it, load it once and torch.save(model.state_dict(), …) into a file of its own",
         ) from error
-    except (RuntimeError, EOFError, ValueError) as error:
-        raise ConfigError(f"{file} is no whole file of torch.save()", evidence=" ".join(str(error).split())[:300]) from error
+    except OSError:
+        raise
+    except Exception as error:  # a torn pickle makes torch raise anything, KeyError among others
+        raise ConfigError(f"{file} is no whole file of torch.save()", evidence=" ".join(repr(error).split())[:300]) from error
+    return _model_in(held, file, key)
+
+
+def _unpickled(file: Path) -> Any:
+    with contextlib.suppress(RuntimeError):  # the format of before torch 1.6 cannot be mapped
+        return torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    return torch.load(file, map_location="cpu", weights_only=True)
 
 
 def _model_in(held: Any, file: Path, key: str | None) -> dict[str, torch.Tensor]:
