@@ -92,7 +92,7 @@ def _look(word: str) -> tuple[_Seen, JobRecord | None]:
 
 def _see(folder: Path) -> _Seen:
     from slurm_resilience.observe.events import read_for_standing
-    from slurm_resilience.observe.standing import Observer
+    from slurm_resilience.observe.standing import Observer, look_for_supervisor
     from slurm_resilience.runtime.history import History
 
     observer, history = Observer(), History()
@@ -103,6 +103,7 @@ def _see(folder: Path) -> _Seen:
     budgets = dict((run.get("config") or {}).get("budgets") or {}) if isinstance(run, dict) else {}
     if isinstance(run, dict) and not observer.standing.run_id:
         observer.standing.run_id, observer.standing.argv = str(run.get("run_id", "")), tuple(map(str, run.get("argv") or ()))
+    look_for_supervisor(observer.standing, folder, now=time.time())
     live = read_json(folder / "live.json")
     used = {cause: history.count(cause) for cause in budgets if history.count(cause)}
     return _Seen(folder, observer.standing, live if isinstance(live, dict) else {}, used, budgets)

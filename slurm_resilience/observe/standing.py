@@ -7,11 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from slurm_resilience.observe.duration import short
 from slurm_resilience.observe.incidents import Incident, Incidents
 
 _Event = Mapping[str, Any]
+_PULSE = "pulse"  # written by runtime/epochs.py
+# A batch script restarts a supervisor, and a node takes its place, well before.  Clocks may differ by a little.
+_NO_PULSE_S = 30.0
 
 
 @dataclass
@@ -40,7 +45,8 @@ class Standing:
     """Where a run is.  Times are wall-clock seconds; ``None`` is "nobody has said so".
 
     ``doing`` is one of queued, starting, launching, loading, training, saving, stopping, deciding, requeueing, complete,
-    failed; ``because`` is the sentence that goes with it.
+    failed, and unsupervised (see :func:`look_for_supervisor`); ``because`` is the sentence that goes with it, ``since`` when it
+    began, where training goes on through its checkpoints.
     """
 
     run_id: str = ""
@@ -82,6 +88,24 @@ class Standing:
         return fold.standing
 
 
+def look_for_supervisor(standing: Standing, folder: Path, *, now: float) -> None:
+    """Say that nobody looks after a run which is neither over nor queued, and whose supervisor has shown no sign for long.
+
+    Events alone cannot tell: one that was killed writes no more of them.  The acting supervisor rewrites RUN_DIR/pulse every
+    second; a run without that file is left as it is.  ``now``: wall-clock seconds.
+    """
+    if standing.over or standing.doing == "queued":
+        return
+    try:
+        beat_at = (folder / _PULSE).stat().st_mtime
+    except OSError:
+        return
+    if now - beat_at > _NO_PULSE_S:
+        before = f"{standing.doing}, {standing.because}"
+        standing.because = f"its supervisor has shown no sign for {short(now - beat_at)}: it ended without a word ({before})"
+        standing.doing, standing.since = "unsupervised", beat_at
+
+
 class Observer:
     """Keeps a :class:`Standing` up to date, event by event; kinds that it does not know change nothing."""
 
@@ -89,6 +113,7 @@ class Observer:
         self.standing = Standing()
         self._incidents = Incidents()
         self._first: tuple[float, int] | None = None
+        self._trains_since: float | None = None
         self.standing.incidents = self._incidents.all
 
     def apply(self, event: _Event) -> None:
@@ -103,8 +128,11 @@ class Observer:
             handler(event)
 
     def _do(self, event: _Event, doing: str, because: str) -> None:
+        saved = self.standing.doing == "saving" and doing == "training"
         if self.standing.doing != doing:
-            self.standing.since = float(event["t"])
+            self.standing.since = self._trains_since if saved else float(event["t"])
+        if doing == "training":
+            self._trains_since = self.standing.since
         self.standing.doing, self.standing.because = doing, because
 
     def _node(self, name: Any, agent: str, why: Any = "") -> None:

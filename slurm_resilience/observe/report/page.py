@@ -66,6 +66,8 @@ def headline(story: Story) -> str:
         return f"Complete at step {standing.step} after {length}, {through}."
     if standing.doing == "failed":
         return f"Ended without success after {length}, {through}: {standing.because}."
+    if standing.doing == "unsupervised":
+        return f"Left alone at step {standing.step if standing.step is not None else 0} after {length}, {through}: {standing.because}."
     return f"Going on at step {standing.step if standing.step is not None else 0} after {length}, {through}: {standing.doing}."
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import statistics
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from slurm_resilience.errors import ConfigError
 from slurm_resilience.observe.accounts import Account, account
 from slurm_resilience.observe.events import FILE_NAME, read_for_standing
 from slurm_resilience.observe.incidents import Incident
-from slurm_resilience.observe.standing import Observer, Standing
+from slurm_resilience.observe.standing import Observer, Standing, look_for_supervisor
 
 METRICS = "metrics.jsonl"
 # A page wider than this many points shows no more of a curve.
@@ -122,6 +123,7 @@ def read(run_dir: str | os.PathLike[str]) -> Story:
     observer = Observer()
     for fact in facts:
         observer.apply(fact)
+    look_for_supervisor(observer.standing, folder, now=time.time())
     start, end = float(facts[0]["t"]), max(float(fact["t"]) for fact in facts)
     return Story(
         observer.standing,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm_resilience.observe.events import FILE_NAME, EventWriter, read_events, read_for_standing
-from slurm_resilience.observe.standing import Standing
+from slurm_resilience.observe.standing import Standing, look_for_supervisor
+from slurm_resilience.runtime.epochs import beat
 
 Facts = list[tuple[str, dict[str, Any]]]
 
@@ -79,6 +81,38 @@ def test_how_long_counts_from_the_change_not_from_the_last_word() -> None:
     standing = Standing.of(told(START, WARM, LAUNCH, TRAIN, [("step_reported", {"step": 30})]))
     first_step = next(event for event in told(START, WARM, LAUNCH, TRAIN) if event["event"] == "first_step")
     assert standing.since == first_step["t"]
+
+
+def test_training_goes_on_through_its_checkpoints() -> None:
+    standing = Standing.of(told(START, WARM, LAUNCH, TRAIN, SAVE, [("step_reported", {"step": 30})]))
+    first_step = next(event for event in told(START, WARM, LAUNCH, TRAIN) if event["event"] == "first_step")
+    assert (standing.doing, standing.since) == ("training", first_step["t"])
+    saving = Standing.of(told(START, WARM, LAUNCH, TRAIN, SAVE, SAVE[:1]))
+    assert saving.since != first_step["t"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "age_s", "doing"),
+    [
+        ([START, WARM, LAUNCH, TRAIN], 400.0, "unsupervised"),
+        ([START, WARM, LAUNCH, TRAIN], 5.0, "training"),
+        ([START, WARM, LAUNCH, TRAIN], None, "training"),
+        ([START, WARM, LAUNCH, TRAIN, [("run_completed", {"step": 30})]], 400.0, "complete"),
+        ([START, WARM, LAUNCH, TRAIN, [("requeue_done", {})]], 400.0, "queued"),
+    ],
+)
+def test_a_run_whose_supervisor_gives_no_sign_does_not_train(
+    tmp_path: Path, parts: list[Any], age_s: float | None, doing: str
+) -> None:
+    if age_s is not None:
+        beat(tmp_path, 1, 1)
+        os.utime(tmp_path / "pulse", (1000.0, 1000.0))
+    standing = Standing.of(told(*parts))
+    look_for_supervisor(standing, tmp_path, now=1000.0 + (age_s or 0.0))
+    assert standing.doing == doing
+    if doing == "unsupervised":
+        assert standing.because.startswith("its supervisor has shown no sign for 6.7 min: it ended without a word (training, ")
+        assert standing.since == 1000.0
 
 
 def test_a_new_allocation_forgets_the_nodes_of_the_last() -> None:
