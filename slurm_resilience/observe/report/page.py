@@ -66,9 +66,10 @@ def headline(story: Story) -> str:
         return f"Complete at step {standing.step} after {length}, {through}."
     if standing.doing == "failed":
         return f"Ended without success after {length}, {through}: {standing.because}."
+    step = standing.step if standing.step is not None else 0
     if standing.doing == "unsupervised":
-        return f"Left alone at step {standing.step if standing.step is not None else 0} after {length}, {through}: {standing.because}."
-    return f"Going on at step {standing.step if standing.step is not None else 0} after {length}, {through}: {standing.doing}."
+        return f"Left alone at step {step} after {length}, {through}: {standing.because}."
+    return f"Going on at step {step} after {length}, {through}: {standing.doing}."
 
 
 def tiles(story: Story) -> list[tuple[str, str, str]]:
