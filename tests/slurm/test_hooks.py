@@ -548,6 +548,10 @@ def test_our_drain_that_an_admin_took_away_is_not_taken_to_stand(site: Site) -> 
 
 def test_two_epilogs_of_one_second_make_one_drain_that_comes_back(site: Site) -> None:
     """The second one replaced the reason, the first one then forgot the drain: the node was out for ever."""
+    slow = site.root / "bin" / "scontrol"  # all of them have looked before the first one has written
+    slow.write_text('#!/bin/sh\ncase "$*" in *State=DRAIN*) sleep 1 ;; esac\nexec /usr/bin/scontrol "$@"\n')
+    slow.chmod(0o755)
+    site.configure(scontrol=str(slow))
     site.flag("n1")
     ends = [threading.Thread(target=site.run, args=("epilog", "n1"), kwargs={"SLURM_JOB_ID": job, "SLURM_JOB_UID": "65001"})
             for job in ("41", "42", "43")]  # fmt: skip

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.hooks import child, comeback, drain, engine, expedite, files, hints, marks, world
+from slurm_resilience.hooks import child, comeback, drain, engine, expedite, files, hints, marks, periodic, world
 from slurm_resilience.hooks.admin import configuration, install
 from slurm_resilience.hooks.admin.conformance import Case, answer, tool
 from slurm_resilience.hooks.admin.entries import Places
@@ -259,6 +259,24 @@ def test_a_begin_that_somebody_wishes_is_left(tmp_path: Path) -> None:
     for ahead, wanted in ((121, True), (3600, False)):
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(time.time() + ahead))
         assert expedite._wanted(here, {"Restarts": "1", "Comment": "", "Eligible": at}) is wanted
+
+
+@pytest.mark.parametrize(
+    ("state", "loses"),
+    [
+        ("DOWN+DRAIN+REBOOT_ISSUED", True),
+        ("IDLE+DRAIN+POWERING_UP", False),
+        ("IDLE+DRAIN+PLANNED", False),
+        ("IDLE+DRAIN", False),
+    ],
+)
+def test_only_a_reboot_of_slurms_own_loses_a_drain(state: str, loses: bool, tmp_path: Path) -> None:
+    """Remembered in vain, it would be set again although an admin has taken it away."""
+    line = f"NodeName=n1 State={state} Partitions=p Reason=ADMIN [bob@2026-01-01T00:00:01]\n"
+    here = world.World(
+        "healthcheck", "n1", {"slurm": {"scontrol": str(tool(tmp_path / "scontrol", line))}}, str(tmp_path), {}, 9.0
+    )
+    assert bool(periodic._drain_that_a_reboot_may_lose(here)) is loses
 
 
 # --- configuration of every kind ---
