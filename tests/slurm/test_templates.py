@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,14 @@ from slurm_resilience.sandbox import Sandbox
 
 HERE = Path(__file__).parent
 CHEAP = f"{sys.executable} {HERE / 'cheap_rank.py'}"
+# an array's number comes after the command, and this rank takes a number for the code to fail with
+DEAF = shlex.join(
+    [
+        sys.executable,
+        "-c",
+        f"import runpy, sys; del sys.argv[1:]; runpy.run_path({str(HERE / 'cheap_rank.py')!r}, run_name='__main__')",
+    ]
+)
 PLAIN = HERE.parent.parent / "examples" / "plain_ddp.py"
 
 Submit = Callable[..., tuple[str, Path]]
@@ -72,7 +81,7 @@ def ends_well(sandbox: Sandbox, shared: Path, job: str, within: float = 120) -> 
 
 
 def test_a_rendered_template_runs(sandbox: Sandbox, shared: Path, submit: Submit) -> None:
-    job, run_dir = submit("array", "2", array="2", command=CHEAP, ranks_per_node="2", options="--set preload=[]")
+    job, run_dir = submit("array", "2", array="2", command=DEAF, ranks_per_node="2", options="--set preload=[]")
     sandbox.wait_for(lambda: run_dir.is_dir() and events(run_dir, "started_fresh"), 60, what="The first step")
     (run_dir / "enough").touch()
     ends_well(sandbox, shared, job)
@@ -87,9 +96,7 @@ def test_it_survives(name: str, sandbox: Sandbox, shared: Path, submit: Submit) 
         more |= {"container": str(HERE / "without_slurm.sh"), "image": str(shared / "image")}
     task = ("1",) if name == "array" else ()
     more |= {"array": "1"} if task else {}
-    command = f"{CHEAP} 0" if name == "array" else CHEAP  # the array's number comes after it: 5 would be an exit code
-    if name == "array":
-        command = f"sh -c 'exec {CHEAP}' task"
+    command = DEAF if task else CHEAP
     job, run_dir = submit(name, *task, command=command, ranks_per_node="2", options="--set preload=[]", **more)
     steps = survive(sandbox, shared, job, run_dir)
     assert 0 < steps[0] < steps[1]
