@@ -95,6 +95,21 @@ def restore(
         numbers = saved["groups"][place]["numbers"]
         groups.append({**group, **{name: _same_kind(value, group.get(name)) for name, value in numbers.items()}})
     optimizer.load_state_dict({"state": state, "param_groups": groups})
+    if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
+        _undo_casts(optimizer, state)
+
+
+def _undo_casts(optimizer: torch.optim.Optimizer, given: Mapping[int, Mapping[str, Any]]) -> None:
+    """Give back what torch has cast to the type of its parameter: moments in float32 beside parameters in bfloat16, or the
+    reverse, are the optimizer's own choice.  Source: torch/optim/optimizer.py, _process_value_according_to_param_policy.
+    """
+    parameters = dict(enumerate(one for group in optimizer.param_groups for one in group["params"]))
+    for index, words in given.items():
+        now = optimizer.state[parameters[index]]
+        for word, value in words.items():
+            held = now.get(word)
+            if isinstance(value, torch.Tensor) and isinstance(held, torch.Tensor) and held.dtype != value.dtype:
+                now[word] = value
 
 
 def held(label: str, optimizer: torch.optim.Optimizer, names: Mapping[int, str], tensors: dict[str, torch.Tensor]) -> None:
