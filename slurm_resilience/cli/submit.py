@@ -21,7 +21,7 @@ from slurm_resilience.errors import ConfigError, ExitCode
 
 _OWN = ("folder", "run-dir", "config", "set", "nodes", "spares", "ranks-per-node", "global-batch", "micro-batch",
         "checkpoint-every", "preload", "wrap", "cold", "python", "signal-delay-s", "dry-run", "wait", "json", "checkpoint-file",
-        "resume-with")  # fmt: skip
+        "resume-with", "snapshot")  # fmt: skip
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +46,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--cold", action="store_true", help="start ranks by exec, without warm launchers")
     add("--python", metavar="PATH", help="interpreter of supervisor and agents on the nodes (default: this one)")
     add("--signal-delay-s", type=float, metavar="S", help="seconds of warning before the time limit (default: 90)")
+    add(
+        "--snapshot", nargs="?", const=True, metavar="DIR",
+        help="copy the code of this folder (or DIR), as git sees it, and run that: a later attempt runs what the first one ran",
+    )  # fmt: skip
     add("--dry-run", action="store_true", help="print the script; nothing is written or queued")
     add("--wait", action="store_true", help="stay until the job is over; end with its exit code")
     add("--json", action="store_true", help="print one JSON document")
@@ -73,7 +77,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.run_dir and not args.dry_run and (done := _complete(Path(args.run_dir).absolute())):
         print(json.dumps({"job_id": None, "run_dir": str(Path(args.run_dir).absolute()), "said": done}) if args.json else done)
         return ExitCode.OK
-    executor = ResilientExecutor(folder, config=config, python=args.python, own_names=_OWN)
+    executor = ResilientExecutor(folder, config=config, python=args.python, own_names=_OWN, snapshot=args.snapshot)
     executor.update_parameters(**slurm_options(args), signal_delay_s=args.signal_delay_s)
     work = Work(command=command, wrap=args.wrap)
     if args.dry_run:

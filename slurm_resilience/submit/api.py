@@ -29,6 +29,7 @@ OWN_NAMES = (
     "python",
     "wrap",
     "with_run",
+    "snapshot",
 )
 _CLUSTERS = ("slurm", "local", "debug")
 
@@ -49,6 +50,7 @@ def submit_resilient(
     python: str | None = None,
     wrap: str = "",
     with_run: bool | None = None,
+    snapshot: bool | str | os.PathLike[str] | None = None,
     **slurm: Any,
 ) -> ResilientJob[Any]:
     """Run ``job_fn(run, *args, **kwargs)`` on every rank of a job that outlives crashes, lost nodes and preemption.
@@ -59,8 +61,10 @@ def submit_resilient(
     win over it.  ``python`` is the interpreter there (default: this one), ``wrap`` what is put before the ranks' command: a
     container, say.  ``cluster="local"`` plays the nodes as processes of this machine, ``"debug"`` calls the function here.
     A function whose signature has no room for ``run``, and submitit's Checkpointable, are called without it; ``with_run``
-    decides where that cannot be seen.  All other parameters are sbatch's and submitit's, by their names:
-    ``gpus_per_node=4, account="…", time="02:00:00", cpus_per_task=8`` (CPUs of one rank), ``dependency=other_job``.
+    decides where that cannot be seen.  ``snapshot=True`` copies the code of the current folder (a path: of that one), as git
+    sees it, into the run's folder, so that every attempt on Slurm runs what the first one ran.  All other parameters are
+    sbatch's and submitit's, by their names: ``gpus_per_node=4, account="…", time="02:00:00", cpus_per_task=8`` (CPUs of one
+    rank), ``dependency=other_job``.
     """
     settled, wanted = _settled(
         job_fn, config, cluster, name, slurm, timeout_min=timeout_min, partition=partition,
@@ -68,7 +72,7 @@ def submit_resilient(
     )  # fmt: skip
     work = work_of(job_fn, args, kwargs or {}, wrap=wrap, with_run=with_run)
     if cluster == "slurm":
-        return _executor(folder, settled, python, wanted).submit_work(work)
+        return _executor(folder, settled, python, wanted, snapshot).submit_work(work)
     return _elsewhere(cluster, work, settled, folder, python, wanted)
 
 
@@ -88,6 +92,7 @@ def map_resilient(
     python: str | None = None,
     wrap: str = "",
     with_run: bool | None = None,
+    snapshot: bool | str | os.PathLike[str] | None = None,
     **slurm: Any,
 ) -> list[ResilientJob[Any]]:
     """:func:`submit_resilient` for each group of ``values``, as ``map()`` calls it: one Slurm array, one run for each task.
@@ -109,7 +114,7 @@ def map_resilient(
         raise ConfigError(f"array_parallelism={array_parallelism} would start no task at all")
     works = [work_of(job_fn, row, {}, wrap=wrap, with_run=with_run) for row in zip(*columns, strict=True)]
     if cluster == "slurm":
-        return _executor(folder, settled, python, wanted).submit_works(works, parallel=array_parallelism)
+        return _executor(folder, settled, python, wanted, snapshot).submit_works(works, parallel=array_parallelism)
     return [_elsewhere(cluster, work, settled, folder, python, wanted) for work in works]
 
 
@@ -140,9 +145,13 @@ def _settled(
 
 
 def _executor(
-    folder: str | os.PathLike[str], config: ResilienceConfig, python: str | None, wanted: Mapping[str, Any]
+    folder: str | os.PathLike[str],
+    config: ResilienceConfig,
+    python: str | None,
+    wanted: Mapping[str, Any],
+    snapshot: bool | str | os.PathLike[str] | None,
 ) -> ResilientExecutor:
-    executor = ResilientExecutor(folder, config=config, python=python, own_names=OWN_NAMES)
+    executor = ResilientExecutor(folder, config=config, python=python, own_names=OWN_NAMES, snapshot=snapshot)
     executor.update_parameters(**wanted)
     return executor
 

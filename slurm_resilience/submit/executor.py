@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import getpass
 import os
 import shlex
@@ -28,6 +29,7 @@ from slurm_resilience.submit.job import ResilientJob
 from slurm_resilience.submit.parameters import SlurmRequest, settle
 from slurm_resilience.submit.prepare import Work, command_of, fill, prepare, settings_of, work_of, write_script
 from slurm_resilience.submit.script import Shell, render
+from slurm_resilience.submit.snapshot import Source, next_place, take
 
 # sbatch itself waits for a busy controller; killing it early would leave the question open whether the job was queued.
 _SBATCH_TIMEOUT_S = 120.0
@@ -36,8 +38,9 @@ _SBATCH_TIMEOUT_S = 120.0
 class ResilientExecutor(SlurmExecutor):
     """Submits functions and commands as resilient runs; each gets a folder of its own inside ``folder``.
 
-    ``python`` is the interpreter of supervisor, agents and functions (default: this one).  What makes no sense is refused when
-    it is said: by then nothing is written or queued.
+    ``python`` is the interpreter of supervisor, agents and functions (default: this one); ``snapshot``: whether, or from
+    which folder, the code is copied at each submission (:mod:`slurm_resilience.submit.snapshot`).  What makes no sense is
+    refused when it is said: by then nothing is written or queued.
     """
 
     job_class = ResilientJob  # type: ignore[assignment]  # ours is made by submit_work(), with more than submitit knows
@@ -50,6 +53,7 @@ class ResilientExecutor(SlurmExecutor):
         python: str | None = None,
         client: SlurmClient | None = None,
         own_names: Sequence[str] = (),
+        snapshot: bool | str | os.PathLike[str] | None = None,
     ) -> None:
         if self.affinity() <= 0:
             raise SubmitError(
@@ -62,6 +66,7 @@ class ResilientExecutor(SlurmExecutor):
         self._client = client or CommandClient(timeout_s=_SBATCH_TIMEOUT_S)
         self._python = python or sys.executable
         self._own_names = tuple(own_names)
+        self._snapshot = snapshot
         self._request: SlurmRequest = settle({}, self.config)
 
     @classmethod
@@ -116,7 +121,7 @@ class ResilientExecutor(SlurmExecutor):
 
     def script(self, run_dir: Path, work: Work) -> str:
         """The whole script that :meth:`submit_work` would queue, without writing anything."""
-        return render(self.header(log_pattern(run_dir)), self._settings(run_dir, work))
+        return render(self.header(log_pattern(run_dir)), self._settings(run_dir, work, self._code(run_dir)))
 
     def submit_work(self, work: Work, *, run_dir: Path | None = None) -> ResilientJob[Any]:
         """Queue it.  ``run_dir``: the run's own folder; one that holds a run already goes on.
@@ -125,10 +130,13 @@ class ResilientExecutor(SlurmExecutor):
         """
         was_there = run_dir is not None and os.path.exists(run_dir)
         path = run_dir or new_run_dir(self.folder, self.job_name)
+        code = None
         try:
-            prepared = prepare(
-                path, work, self.config, header=self.header(log_pattern(path)), settings=self._settings(path, work)
-            )
+            code = self._code(path)
+            if code is not None:
+                take(*code)
+            settings = self._settings(path, work, code)
+            prepared = prepare(path, work, self.config, header=self.header(log_pattern(path)), settings=settings)
             submitted_at = time.time()
             job_id = self._queue(prepared.script)
         except CommandTimeout:
@@ -136,6 +144,8 @@ class ResilientExecutor(SlurmExecutor):
         except BaseException:
             if not was_there:
                 shutil.rmtree(path, ignore_errors=True)
+            elif code is not None:
+                shutil.rmtree(code[1], ignore_errors=True)
             raise
         job = ResilientJob[Any](
             path,
@@ -159,13 +169,16 @@ class ResilientExecutor(SlurmExecutor):
         script, where = base / "submission.sh", [base / f"task-{number}" for number in range(len(works))]
         array = f"0-{len(works) - 1}" + (f"%{parallel}" if parallel else "")
         output = log_pattern(base / "task-TASK", "%A_%a").replace("task-TASK", "task-%a")
+        code = self._code(base)
         each_dir = Shell(f'{shlex.quote(str(base))}/task-"$SLURM_ARRAY_TASK_ID"')
         try:
+            if code is not None:
+                take(*code)
             run_ids = [
                 fill(path, work, self.config, command=command_of(path, work, self._python))
                 for path, work in zip(where, works, strict=True)
             ]
-            write_script(script, self.header(output, array=array), self._settings(each_dir, works[0]))
+            write_script(script, self.header(output, array=array), self._settings(each_dir, works[0], code))
             submitted_at = time.time()
             array_id = self._queue(script)
         except CommandTimeout:
@@ -181,13 +194,25 @@ class ResilientExecutor(SlurmExecutor):
             jobs[-1].save_description()
         return jobs
 
-    def _settings(self, run_dir: Path | Shell, work: Work) -> Any:
+    def _code(self, run_dir: Path) -> tuple[Source, Path] | None:
+        """What a snapshot is to be made of, and where; None where none was asked for."""
+        if not self._snapshot:
+            return None
+        folder = self._request.options.get("chdir", os.getcwd()) if self._snapshot is True else self._snapshot
+        return Source.of(folder), next_place(run_dir)
+
+    def _settings(self, run_dir: Path | Shell, work: Work, code: tuple[Source, Path] | None = None) -> Any:
+        lines: list[str] = []
+        if code is not None:
+            source, place = code
+            lines = source.lines(place)
+            work = dataclasses.replace(work, command=source.command(work.command, place)) if work.command else work
         return settings_of(
             run_dir,
             work,
             python=self._python,
             lead_s=self._request.lead_s,
-            setup=self._request.setup,
+            setup=[*lines, *self._request.setup],
             teardown=self._request.teardown,
         )
 
