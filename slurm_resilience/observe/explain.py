@@ -50,7 +50,7 @@ class Explanation:
     """One incident with all that belongs to it.  ``cause`` is a :class:`Cause`, or "supervisor_lost" where nothing else was.
 
     ``record`` is None where there is none that can be read.  ``first`` is the exception that began it, None where none did;
-    ``echoes`` are those that followed.
+    ``echoes`` are those that followed.  ``taken_up``: when somebody began the run again that had ended by it (wall clock).
     """
 
     incident: Incident
@@ -60,6 +60,7 @@ class Explanation:
     echoes: list[Mapping[str, Any]] = field(default_factory=list)
     failed_saves: list[Mapping[str, Any]] = field(default_factory=list)
     record: Mapping[str, Any] | None = None
+    taken_up: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -70,7 +71,7 @@ class Explanation:
         return {
             **found, "cause": self.cause, "means": MEANS.get(self.cause, self.cause), "first_exception": self.first,
             "echoes": self.echoes, "failed_saves": self.failed_saves, "decisions": decided,
-            "next": [each for each in then if each["event"] != "decided"], "evidence": record,
+            "next": [each for each in then if each["event"] != "decided"], "evidence": record, "taken_up": self.taken_up,
         }  # fmt: skip
 
 
@@ -129,6 +130,8 @@ def stories(events: Iterable[_Event]) -> list[Explanation]:
             )
             open_ = Explanation(incident, "")
             found.append(open_)
+        if name == "allocation_started" and open_ is not None and open_.taken_up is None and _ended_run(open_):
+            open_.taken_up = float(event["t"])
         if open_ is not None and name in _NEXT and not _is_over(open_):
             open_.followed_by.append(event)
         if name == "attempt_adopted" and open_ is not None and open_.cause == "supervisor_lost":
@@ -146,6 +149,10 @@ def stories(events: Iterable[_Event]) -> list[Explanation]:
 def _is_over(one: Explanation) -> bool:
     """Training went on, or ended for good: what comes now is no part of it."""
     return any(event["event"] in ("first_step", "attempt_adopted", "run_failed", "run_completed") for event in one.followed_by)
+
+
+def _ended_run(one: Explanation) -> bool:
+    return any(event["event"] == "run_failed" for event in one.followed_by)
 
 
 def _exception(event: _Event) -> dict[str, Any]:

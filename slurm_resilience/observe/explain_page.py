@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from slurm_resilience.observe.duration import short
 from slurm_resilience.observe.explain import MEANS, Explanation
 
 _WIDTH = 118
@@ -102,7 +103,10 @@ def _phases(one: Explanation) -> str:
     back = f"back after {one.incident.seconds:.2f} s" if one.incident.seconds is not None else ""
     if one.cause == "supervisor_lost" and one.incident.recovered and not back:
         back = "all ranks had gone on meanwhile"
-    return "; ".join(filter(None, [", ".join(shown), back or "it did not come back"]))
+    gone = "it ended on purpose" if one.cause == "cancelled" else "it did not come back"
+    if one.taken_up is not None:
+        back = back or f"{gone}; the run was taken up again {short(one.taken_up - one.incident.t)} later"
+    return "; ".join(filter(None, [", ".join(shown), back or gone]))
 
 
 def _then(one: Explanation) -> Iterator[str]:
@@ -135,7 +139,8 @@ def _then(one: Explanation) -> Iterator[str]:
             case "allocation_started":
                 yield f"the next allocation began on {' '.join(event['nodes'])}"
             case "run_failed":
-                yield f"the run ended with exit code {event['exit_code']}: {event['reason']}"
+                why = "" if event["reason"] == one.incident.detail else f": {event['reason']}"
+                yield f"the run ended with exit code {event['exit_code']}{why}"
             case "run_completed":
                 yield f"the run was complete at step {event.get('step')}"
 

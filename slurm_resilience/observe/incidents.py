@@ -101,7 +101,9 @@ class Incidents:
         if name in ("fault_detected", "warning_received", "warning_explained", "attempt_stopped"):
             getattr(self, f"_{name}")(event, t)
         elif name in ("allocation_started", "supervisor_restarted") and self._running and self._open is None:
-            self._begin(Incident(str(Cause.UNKNOWN), self._last_t, event["attempt"], event["restart"], detail=_SILENT_END), t)
+            lost = Incident(str(Cause.UNKNOWN), self._last_t, event["attempt"], event["restart"], detail=_SILENT_END)
+            lost.step = self._step if self._step >= 0 else None
+            self._begin(lost, t)
         elif name == "attempt_adopted" and self._open is not None and self._open.detail == _SILENT_END:
             self.all.remove(self._open)
             self._open = None

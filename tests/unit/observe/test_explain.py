@@ -156,3 +156,30 @@ def test_the_command_prints_pages_or_one_document(tmp_path: Path, capsys: Any) -
     calm = run(tmp_path / "calm", {"event": "run_completed", "step": 5})
     assert main(["explain", str(calm)]) == 0
     assert "no incidents" in capsys.readouterr().out
+
+
+def test_a_run_that_was_cancelled_and_taken_up_again_later(tmp_path: Path) -> None:
+    cancelled = [
+        *crash()[:3],
+        {"event": "warning_received", "signal": "SIGTERM"},
+        {"event": "warning_explained", "cause": "cancelled", "detail": "scancel"},
+        {"event": "attempt_stopped", "fault": False, "cause": "cancelled"},
+        {"event": "run_failed", "cause": "cancelled", "reason": "the run ends here", "exit_code": 86},
+    ]
+    again = [
+        {"event": "allocation_started", "nodes": ["n1"], "job_id": "8", "t": T + 7300},
+        *({**event, "attempt": 2, "t": T + 7400 + at} for at, event in enumerate(crash()[:3])),
+    ]
+    (ended,) = explain(run(tmp_path / "a", *cancelled))
+    assert "it ended on purpose" in page(ended, number=1, of=1)
+    (found,) = explain(run(tmp_path / "b", *cancelled, *again))
+    assert (found.taken_up, found.incident.recovered) == (T + 7300, False)
+    assert "it ended on purpose; the run was taken up again 2.0 h later" in " ".join(page(found, number=1, of=1).split())
+
+
+def test_the_reason_of_an_end_is_told_once(tmp_path: Path) -> None:
+    end = {"event": "run_failed", "cause": "config_error", "reason": "12 does not divide by 5", "exit_code": 78, "attempt": 0}
+    (found,) = explain(run(tmp_path / "run", end))
+    text = page(found, number=1, of=1)
+    assert text.count("12 does not divide by 5") == 1
+    assert "the run ended with exit code 78" in text

@@ -132,6 +132,7 @@ def test_a_restarted_supervisor_that_found_everything_alive_is_none() -> None:
     stopped = (24.0, "attempt_stopped", {"fault": False, "cause": "restart"})
     (found,) = Incidents.of(told(*RUNS, (20.0, "supervisor_restarted"), stopped, *later(10, *BACK[1:])))
     assert found.detail == "its supervisor ended without a word"
+    assert found.steps_lost == found.step - 40, "what it had reached is known, and is done again from the checkpoint"
 
 
 def test_a_fault_before_the_first_step_is_an_incident_of_its_own() -> None:
