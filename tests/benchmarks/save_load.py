@@ -108,14 +108,19 @@ class Bench:
         import torch.distributed.checkpoint as dcp
 
         from slurm_resilience.checkpoint.dcp import load
+        from slurm_resilience.training import state_digest
 
         def ours() -> None:
             load(self.store, entry, self.target, process_group=self.group)
 
+        def proved() -> None:
+            ours()
+            state_digest.part_of({str(at): value for at, value in enumerate(self.distributed(self.target))})
+
         def theirs() -> None:
             dcp.load(self.target, checkpoint_id=plain, process_group=self.group)
 
-        order = [("load", ours), ("dcp_load", theirs)]
+        order = [("load", ours), ("load_and_digest", proved), ("dcp_load", theirs)]
         for name, work in order if ours_first else order[::-1]:
             for value in self.tensors(self.target):
                 value.zero_()
@@ -123,8 +128,11 @@ class Bench:
             if not all(a.equal(b) for a, b in zip(self.tensors(self.state), self.tensors(self.target), strict=True)):
                 raise AssertionError(f"{name} did not give back what was saved")
 
+    def distributed(self, state: dict[str, Any]) -> list[Any]:
+        return [value for inner in state.values() for value in inner.values() if hasattr(value, "to_local")]
+
     def tensors(self, state: dict[str, Any]) -> list[Any]:
-        return [value.to_local() for inner in state.values() for value in inner.values() if hasattr(value, "to_local")]
+        return [value.to_local() for value in self.distributed(state)]
 
     def save_and_load(self, turn: int) -> None:
         plain = self.root / f"plain{turn}"
@@ -226,6 +234,7 @@ def report(bench: Bench, staged: int) -> None:
         ratios={
             "save_over_dcp_save": figures["save_s"] / figures["dcp_save_s"],
             "load_over_dcp_load": figures["load_s"] / figures["dcp_load_s"],
+            "load_and_digest_over_dcp_load": figures["load_and_digest_s"] / figures["dcp_load_s"],
             "stall_over_sync": figures["stall_s"] / figures["sync_s"],
             "dcp_stall_over_dcp_save": figures["dcp_stall_s"] / figures["dcp_save_s"],
         },
