@@ -148,7 +148,7 @@ class Narrator:
         t, step, before = float(event["t"]), event.get("step"), self._last_step
         if not isinstance(step, int):
             return ""
-        if before is None:
+        if before is None or step < before[1]:  # another attempt, whose first report came before its first step was told
             self._last_step = (t, step)
             return ""
         if t - before[0] < self._every_s:
@@ -318,7 +318,8 @@ def _since(steps: Sequence[Any]) -> str:
     if not steps:
         return ""
     which = " ".join(map(str, steps)) if len(steps) <= 8 else f"{steps[0]} .. {steps[-1]} ({len(steps)} of them)"
-    return f"; since the last line about one, checkpoints at {'steps' if len(steps) > 1 else 'step'} {which} were committed too"
+    told = f"checkpoints at steps {which} were" if len(steps) > 1 else f"a checkpoint at step {which} was"
+    return f"; since the last line about one, {told} committed too"
 
 
 def _loss(event: Mapping[str, Any]) -> str:

@@ -185,3 +185,17 @@ def test_an_event_that_lacks_what_its_line_needs_is_shown_as_it_is() -> None:
     assert lines({"event": "attempt_started", "nodes": ["n1"], "world": 1, "plan": {"global_batch": 8}})[0].startswith(
         "attempt_started: "
     )
+
+
+def test_a_report_of_the_next_attempt_says_nothing_of_its_speed() -> None:
+    """It may come before the first step of all ranks is told."""
+    reports = [{"event": "step_reported", "step": step} for step in range(10, 20)]
+    again = [{"event": "step_reported", "attempt": 2, "step": step} for step in range(1, 12)]
+    assert lines(*reports, *again) == ["step 11, 1.0 steps/s"]
+
+
+def test_one_checkpoint_that_was_not_told_of() -> None:
+    saves = [{"event": "checkpoint_committed", "step": number, "name": f"s{number}"} for number in (1, 2)]
+    assert lines(*saves, {"event": "run_completed", "step": 2})[-1] == (
+        "run complete at step 2; since the last line about one, a checkpoint at step 2 was committed too"
+    )
