@@ -70,6 +70,8 @@ def _children(folder: Path) -> list[Path]:
 def _look(path: Path) -> _Look:
     """Number of files, their bytes and their latest change: equal looks mean that nobody writes."""
     files = bytes_ = changed = 0
+    if os.path.islink(path):  # whatever it points at is not ours to count, and may be the whole file system
+        return files, bytes_, changed
     for parent, _, inner in os.walk(path):
         for name in inner:
             try:

@@ -238,3 +238,20 @@ def test_every_checkpoint_gone_is_never_the_result(tmp_path: Path) -> None:
     shutil.rmtree(store.path(only))
     with pytest.raises(CheckpointError, match="is gone"):
         store.release(only)
+
+
+def test_a_link_in_a_checkpoints_place_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may lead to the whole file system, which nobody has to walk before the link is put away."""
+    store = opened(tmp_path / "root")
+    good = commit(store, 30)
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "thesis.txt").write_text("years of work")
+    for step in (10, 20, 21):
+        (tmp_path / "root" / names.new_name(step, 1)).symlink_to(tmp_path / "else")
+    seen: list[str] = []
+    real = os.walk
+    monkeypatch.setattr(os, "walk", lambda top, *more, **how: seen.append(os.path.realpath(top)) or real(top, *more, **how))
+    assert [entry.step for entry in store.prune(Retention(keep_last=1), wait=True)] == [10]
+    assert str(tmp_path / "else") not in seen
+    assert (tmp_path / "else" / "thesis.txt").exists()
+    assert store.latest() == good

@@ -62,6 +62,8 @@ class Root:
         found = []
         for name in sorted(self.was, key=lambda name: (names.parse(name) or (0, 0, ""))[1::-1], reverse=True):
             with contextlib.suppress(OSError):
+                if os.path.islink(self.path / name):
+                    continue
                 files = {file for _, _, listed in os.walk(self.path / name) for file in listed}
                 if self.whole(name) and files <= ours:
                     found.append(name)
