@@ -20,6 +20,7 @@ from slurm_resilience.runtime.local_ranks import LocalRanks
 from slurm_resilience.runtime.loop import Loop
 from slurm_resilience.runtime.messages import Kill, Launch, LaunchFailed, Message, Order, Stopped, Store
 from slurm_resilience.runtime.node_folder import NodeFolder
+from slurm_resilience.runtime.prefetch import prefetch
 from slurm_resilience.runtime.preload import read_learned
 from slurm_resilience.runtime.processes import descendants, reap, send_signal
 from slurm_resilience.runtime.rank_keeper import RankKeeper
@@ -30,6 +31,7 @@ from slurm_resilience.runtime.witness import Witness
 _LAST_WORDS_S = 1.0
 _STUCK_FORK_S = 2.0
 _LOOK_EVERY_S = 0.02
+_PREFETCH_S = 30.0
 
 
 class Workplace:
@@ -103,6 +105,7 @@ class Workplace:
                     return f"attempt {self.keeper.attempt} runs here"
                 self.fence = max(self.fence, attempt)
                 if message.look and self._stop is None and self.keeper.ranks is not None and not self._witness.looking:
+                    self._prefetch(self.keeper.ranks)
                     self._witness.begin(message, self.keeper.ranks)
                 else:
                     self._begin_stop(attempt, "kill", grace_s)
@@ -181,6 +184,17 @@ class Workplace:
             self._tell(LaunchFailed(launch.attempt, f"cannot prepare the ranks: {error}"))
             return
         self.keeper.start(ranks, self.launchers)
+
+    def _prefetch(self, ranks: LocalRanks) -> None:
+        """After a fault these ranks' successors load what these have saved: it can be read while they are stopped."""
+        root, mine = Path(ranks.launch.checkpoints), set(ranks.ranks)
+
+        def said(found: Any) -> None:
+            if found:
+                size = f"{found['bytes'] / 1e6:.1f} MB in {found['files']} files"
+                self._say(f"{size} of {found['checkpoint']} are being read ahead")
+
+        self._loop.aside(lambda: prefetch(root, mine), said, within_s=_PREFETCH_S)
 
     # --- launchers ----------------------------------------------------------------------------------------------------
 
