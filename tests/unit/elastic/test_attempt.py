@@ -76,6 +76,43 @@ def test_a_micro_batch_nobody_chose_stays_when_the_largest_node_is_lost() -> Non
     assert "changed: dp_shard 6 to 2" in small["reason"]
 
 
+def test_a_micro_batch_nobody_chose_is_counted_in_data_parallel_ranks() -> None:
+    """Two tensor parallel ranks share their samples: four nodes of two GPUs are four ranks with samples of their own."""
+    wanted = config(nodes="1-4", ranks_per_node=2, global_batch=32, mesh={"tp": 2})
+    assert [plan_attempt(names(count), 2, wanted)["micro_batch"] for count in (4, 3, 1)] == [8, 8, 8]
+
+
+def test_a_whole_spare_node_has_no_ranks_and_is_not_listed() -> None:
+    plan = plan_attempt(names(3), 2, config(nodes="1-3", ranks_per_node=2, mesh={"pp": 4}))
+    assert (plan["nodes"], plan["ranks_per_node"], plan["spare_gpus"]) == (["n0", "n1"], [2, 2], {"n2": 2})
+
+
+def test_the_reason_tells_of_suspects_and_of_nobody_else() -> None:
+    nodes = [Node("a", 2), Node("b", 2, suspect="slow"), Node("c", 2)]
+    spared = plan_attempt(nodes, 2, config(nodes="1-2", ranks_per_node=2))["reason"]
+    assert spared.endswith("b is spare, a suspect: slow")
+    assert spared.count("suspect") == 1
+    used = plan_attempt(nodes, 2, config(nodes=3, ranks_per_node=2))["reason"]
+    assert used.endswith("b is used though a suspect: slow")
+    assert used.count("suspect") == 1
+
+
+def test_the_mesh_of_the_attempt_before_is_kept_where_another_is_as_good() -> None:
+    wanted = config(nodes=1, ranks_per_node=8, mesh={"tp": "/4"})
+    before = dict.fromkeys(AXES, 1) | {"dp_shard": 2, "tp": 4}
+    plan = plan_attempt(names(1), 8, wanted, previous=before)
+    assert plan["mesh"] == before
+    assert plan["reason"].endswith("the mesh of the attempt before")
+    assert plan_attempt(names(1), 8, wanted)["mesh"]["tp"] == 1
+    sparse = plan_attempt(names(1), 8, wanted, previous={"dp_shard": 2, "tp": 4})["reason"]
+    assert sparse.endswith("the mesh of the attempt before"), "an axis that is not named is one"
+
+
+def test_the_outlook_deals_the_batch_to_replicas_of_shards() -> None:
+    prospects = outlook([4, 4, 4], MeshConstraints.of(dp_shard=2), global_batch=12)
+    assert [len(one.to_json(list_samples=True)["samples_per_dp_rank"]) for one in prospects] == [12, 8, 4]
+
+
 def test_more_gpus_than_samples_leaves_spares() -> None:
     plan = plan_attempt(["a"], 8, config(nodes=1, ranks_per_node=3, global_batch=3))
     assert (plan["ranks"], plan["spares"]) == (3, 5)

@@ -141,6 +141,8 @@ def test_a_short_batch_is_weighted_by_its_own_size_and_says_who_idles() -> None:
     assert plan.idle_ranks == (3,)
     assert [m.weight for r in range(4) for m in plan.micro_batches(r)] == [Fraction(1, 3)] * 3 + [0]
     assert plan.resized(3) is plan
+    with pytest.raises(ValueError, match="a batch of 0 samples"):
+        plan.resized(0)
 
 
 def test_the_number_of_steps_does_not_depend_on_the_micro_batch() -> None:

@@ -251,6 +251,8 @@ def test_constraints_can_be_written_down(text: object, axis: Axis) -> None:
         "<8",
         "",
         "-1",
+        ">=0",
+        ">=9999999",
         "0",
         0,
         True,
@@ -271,6 +273,31 @@ def test_constraints_can_be_written_down(text: object, axis: Axis) -> None:
 def test_nonsense_constraints_are_refused(bad: object) -> None:
     with pytest.raises(ConfigError):
         Axis.of(bad)
+
+
+@pytest.mark.parametrize("name", ["pp", "cp", "ep"])
+def test_an_axis_of_the_models_own_layout_needs_a_limit(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} has no upper limit"):
+        MeshConstraints.of(**{name: ">=2"})
+
+
+def test_the_smallest_worlds() -> None:
+    assert plan_mesh(1).axes == mesh()
+    assert plan_mesh(1).reason == "one rank on 1 of 1 GPUs"
+    assert plan_mesh(3).axes == plan_mesh(3, gpus_per_node=1).axes == mesh(dp_shard=3)
+    for ranks, size in ((0, None), (None, None), (4, 0), (4, -1)):
+        with pytest.raises(ConfigError, match="cannot be planned for"):
+            plan_mesh(ranks, gpus_per_node=size)
+
+
+def test_the_reason_names_the_axes_that_are_not_one_and_why_gpus_are_spare() -> None:
+    plan = plan_mesh(gpus_per_node=[8, 7], constraints=MeshConstraints.of(tp=4), max_dp=100)
+    assert plan.reason == "dp_shard 3 x tp 4 on 12 of 15 GPUs; 3 spare: 3 because groups of 4 stay inside a node"
+
+
+def test_of_equals_the_one_with_the_smaller_model_groups_wins() -> None:
+    assert plan_mesh(8, MeshConstraints.of(dp_shard=2, tp="/4")).axes == mesh(dp_shard=2, dp_replicate=4)
+    assert plan_mesh(8, MeshConstraints.of(dp_shard=2, pp="/4")).axes == mesh(dp_shard=2, dp_replicate=4)
 
 
 def test_unknown_and_unbounded_axes_are_refused() -> None:

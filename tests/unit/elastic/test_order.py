@@ -37,6 +37,18 @@ def test_the_order_is_part_of_the_checkpoint_format() -> None:
     assert SampleOrder(10**12, seed=7).sample(3, 10**11) == 429962625906
 
 
+def test_the_fingerprint_is_part_of_the_checkpoint_format() -> None:
+    """A release that wrote it in another way would refuse every checkpoint of the one before."""
+    assert SampleOrder(12, seed=7, dataset="text").fingerprint == "b37e3fc74c755c2668b8562a"
+    assert SampleOrder(12, seed=7).fingerprint != SampleOrder(12, seed=8).fingerprint
+
+
+def test_the_place_after_the_last_is_outside() -> None:
+    with pytest.raises(IndexError):
+        Permutation(290, (1,)).many(range(1, 291))
+    assert len(Permutation(290, (1,)).many(range(290))) == 290
+
+
 @pytest.mark.parametrize("bad", [-1, 12, 10**9])
 @pytest.mark.parametrize("shuffle", [True, False])
 def test_places_outside_are_refused(bad: int, shuffle: bool) -> None:
