@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import getpass
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator
 
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.checkpoint.verify import Problem, verify
+from slurm_resilience.cli import progress
 from slurm_resilience.cli.checkpoints_text import MOST_PROBLEMS, printable, short
 from slurm_resilience.errors import CheckpointError, ConfigError
 
@@ -59,8 +58,8 @@ def say_passed_over(store: CheckpointStore, chosen: Entry) -> None:
 
 
 def read_again(store: CheckpointStore, entry: Entry, threads: int, *, quiet: bool) -> list[Problem]:
-    with _progress(entry, quiet=quiet) as progress:
-        return verify(store.path(entry), entry if entry.readable else None, threads=threads, progress=progress)
+    with progress.of_bytes(entry.name, entry.bytes, quiet=quiet) as told:
+        return verify(store.path(entry), entry if entry.readable else None, threads=threads, progress=told)
 
 
 def require_threads(threads: int) -> None:
@@ -73,18 +72,3 @@ def who() -> str:
         return f"user {getpass.getuser()}"
     except (KeyError, OSError):
         return "a user without a name"
-
-
-@contextlib.contextmanager
-def _progress(entry: Entry, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal; nothing elsewhere."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda read: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(entry.name, total=entry.bytes)
-        yield lambda read: bar.advance(task, read)

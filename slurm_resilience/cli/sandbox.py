@@ -81,13 +81,22 @@ def _pairs(texts: list[str], option: str) -> dict[str, str]:
 
 
 def _up(args: argparse.Namespace) -> int:
+    from slurm_resilience.cli import progress
+    from slurm_resilience.sandbox import state
     from slurm_resilience.sandbox.cluster import Sandbox
+    from slurm_resilience.sandbox.layout import Layout
 
-    started = time.monotonic()
-    sandbox = Sandbox.up(
-        nodes=args.nodes, name=args.name, settings=_pairs(args.set, "--set"), accounting=not args.no_accounting,
-        private_tmp=args.private_tmp,
-    )  # fmt: skip
+    started, layout = time.monotonic(), Layout(args.name)
+
+    def booted() -> int:
+        found = state.load(layout)
+        return len(found.hosts) if found is not None else 0
+
+    with progress.of_count(f"sandbox {args.name}: machines up", args.nodes + 2, booted):
+        sandbox = Sandbox.up(
+            nodes=args.nodes, name=args.name, settings=_pairs(args.set, "--set"), accounting=not args.no_accounting,
+            private_tmp=args.private_tmp,
+        )  # fmt: skip
     print(f"sandbox {args.name}: {args.nodes} nodes up after {time.monotonic() - started:.1f} s")
     suffix = "" if args.name == "default" else f" --name {args.name}"
     print(f"  slurm-resilience sandbox exec{suffix} -- sinfo\n  logs in {sandbox.layout.log}")
