@@ -18,6 +18,8 @@ from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.slurm.reservations import next_maintenance
 
 _ASK_PATIENCE_S = 3.0
+# A wish that is no file: Slurm itself requeues what ends with our code (RequeueExit).
+BY_EXIT_CODE = "exit-code"
 
 
 class Errands(threading.Thread):
@@ -108,6 +110,9 @@ class Errands(threading.Thread):
 
     def _by_script(self, wish: str) -> RequeueEnded:
         """There is no scontrol here; the batch script, which has one, looks for this file when we have ended."""
+        if wish == BY_EXIT_CODE:
+            reason = "there is no scontrol here: Slurm puts a job back that ends with this code (RequeueExit)"
+            return RequeueEnded(True, reason, {"action": "requeued", "reason": reason})
         try:
             Path(wish).touch()
         except OSError as error:

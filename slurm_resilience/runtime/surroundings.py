@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slurm_resilience._atomic import read_json, write_json_atomic
-from slurm_resilience.errors import FormatError, SlurmError
+from slurm_resilience.errors import ExitCode, FormatError, SlurmError
 from slurm_resilience.runtime.backend_slurm import SlurmBackend
-from slurm_resilience.runtime.errands import Errands
+from slurm_resilience.runtime.errands import BY_EXIT_CODE, Errands
 from slurm_resilience.runtime.run_folder import RunFolder
 from slurm_resilience.runtime.spec import RunSpec
 from slurm_resilience.slurm.client import CommandClient
@@ -26,6 +27,7 @@ from slurm_resilience.slurm.timeleft import DEFAULT_KILL_WAIT_S, kill_wait_s
 LEAD_VARIABLE = "RESILIENCE_SIGNAL_LEAD_S"
 # Set by the shipped script where it has a scontrol: the file whose presence tells it to put the job back.
 WISH_VARIABLE = "RESILIENCE_REQUEUE_WISH"
+_CONFIGURATIONS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf", "/etc/slurm-llnl/slurm.conf")
 FILE_NAME = "allocation.json"
 VERSION = 1
 
@@ -67,9 +69,9 @@ class Surroundings:
             known = client.nodes(here.nodes)
             found.addresses |= {name: node.fields.get("NodeAddr", name) for name, node in known.items()}
         except CommandMissing as error:
-            found.requeue_wish = os.environ.get(WISH_VARIABLE, "")
+            found.requeue_wish = os.environ.get(WISH_VARIABLE, "") or (BY_EXIT_CODE if _requeued_by_exit_code() else "")
             found.can_requeue = bool(found.requeue_wish)
-            found.problem = _without_scontrol(error, found.can_requeue)
+            found.problem = _without_scontrol(error, found.requeue_wish)
         except SlurmError as error:
             found.problem = f"Slurm could not be asked about this job; going on with defaults. {error}"
         return found
@@ -121,9 +123,25 @@ class Surroundings:
         return around, dataclasses.replace(spec, argv=tuple(spec.argv), requeue_nodes=asked)
 
 
-def _without_scontrol(error: CommandMissing, script_can: bool) -> str:
+def _requeued_by_exit_code() -> bool:
+    """Whether the site's configuration, read without a command of Slurm's, has our code for "again" in RequeueExit."""
+    for path in (os.environ.get("SLURM_CONF", ""), *_CONFIGURATIONS):
+        try:
+            text = Path(path).read_text(encoding="utf-8", errors="replace") if path else ""
+        except OSError:
+            continue
+        found = re.search(r"^\s*RequeueExit\s*=\s*([\d,\s-]+)", text, re.IGNORECASE | re.MULTILINE)
+        if text:
+            ranges = re.findall(r"(\d+)(?:-(\d+))?", found[1]) if found else []
+            return any(int(low) <= ExitCode.REQUEUED <= int(high or low) for low, high in ranges)
+    return False
+
+
+def _without_scontrol(error: CommandMissing, wish: str) -> str:
     """What that means for the run, said when it begins and not when it ends."""
-    if script_can:
+    if wish == BY_EXIT_CODE:
+        way = f"Slurm requeues what ends with code {int(ExitCode.REQUEUED)} here (RequeueExit), so the job comes back that way"
+    elif wish:
         way = "the batch script, which has one, puts the job back when it has to end, and a cancelled job stays cancelled"
     else:
         way = (

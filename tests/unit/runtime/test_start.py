@@ -238,13 +238,26 @@ def test_a_component_of_a_heterogeneous_job_is_not_moved_alone() -> None:
     assert "give 7" in refusal(job_record(HetJobId="7", HetJobOffset="1"))
 
 
-@pytest.mark.parametrize(("wish", "said"), [("/w/wish", "puts the job back"), ("", "cannot come back by itself")])
-def test_a_missing_scontrol_is_found_out_at_the_start(wish: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "PATH": "/nowhere", WISH_VARIABLE: wish}.items():
+@pytest.mark.parametrize(
+    ("wish", "codes", "said", "can"),
+    [
+        ("/w/wish", "", "puts the job back", True),
+        ("", "", "cannot come back by itself", False),
+        ("", "RequeueExit=1,70-80", "Slurm requeues what ends with code 75", True),
+        ("", "#RequeueExit=75\nRequeueExitHold=75", "cannot come back by itself", False),
+    ],
+)
+def test_a_missing_scontrol_is_found_out_at_the_start(
+    wish: str, codes: str, said: str, can: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """submitit#1601, Lightning#21404, pyxis#129."""
+    (tmp_path / "slurm.conf").write_text(f"ClusterName=c\n{codes}\n")
+    environment = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n1", "PATH": "/nowhere", WISH_VARIABLE: wish}
+    for name, value in {**environment, "SLURM_CONF": str(tmp_path / "slurm.conf")}.items():
         monkeypatch.setenv(name, value)
     here = SlurmEnvironment.current()
     assert here is not None
     around = Surroundings.of(here)
     assert said in around.problem
     assert "There is no command 'scontrol' here" in around.problem
-    assert (around.can_requeue, around.script_requeues) == (bool(wish), bool(wish))
+    assert (around.can_requeue, around.script_requeues) == (can, can)
