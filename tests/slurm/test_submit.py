@@ -315,3 +315,30 @@ def test_the_command_line(sandbox: Sandbox, shared: Path) -> None:
     wrong = sandbox.exec(["slurm-resilience", "submit", "--partiton", "low", "--", "python"], cwd=shared)
     assert wrong.returncode == 64
     assert "did you mean '--partition'" in wrong.stderr
+
+
+@pytest.mark.long
+def test_with_a_snapshot_a_later_attempt_runs_what_the_first_one_ran(sandbox: Sandbox, shared: Path) -> None:
+    project, run_dir = shared / "project", shared / "runs" / "mine"
+    project.mkdir()
+    (project / "helper.py").write_text("WORD = 'as it was'\n")
+    train = (
+        (ROOT / "tests" / "slurm" / "cheap_rank.py")
+        .read_text()
+        .replace("def main() -> None:", "def main() -> None:\n    print(helper.WORD)")
+    )
+    (project / "train.py").write_text(train.replace("import json\n", "import helper, json\n", 1))
+    words = ["slurm-resilience", "submit", "--snapshot", "--run-dir", str(run_dir), "--partition", "low", "--time", "30"]
+    done = sandbox.exec([*words, "--preload", "", "--", "python", "train.py"], cwd=project)
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.split()[-1]
+    sandbox.wait_for(lambda: events(run_dir, "checkpoint_committed"), 120, what="A checkpoint")
+    (project / "helper.py").write_text("raise SystemExit('edited since')\n")
+    (project / "train.py").unlink()
+    moved = sandbox.exec(["slurm-resilience", "requeue", job], timeout=250)
+    assert moved.returncode == 0, moved.stdout + moved.stderr
+    sandbox.wait_for(lambda: len(events(run_dir, "first_step")) == 2, 200, what="Its second life")
+    (run_dir / "enough").touch()
+    sandbox.wait_for(lambda: events(run_dir, "run_completed"), 60, what="The end")
+    logs = "".join(path.read_text() for path in (run_dir / "logs").glob("attempt-*/rank-*.log"))
+    assert logs.count("as it was") == 2
