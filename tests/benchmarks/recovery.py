@@ -1,6 +1,7 @@
 """From a fault to the first resumed step: ours beside torchrun, NVRx's ft_launcher and Slurm's own requeue, in one run.
 
     sudo python tests/benchmarks/recovery.py [--peers torchrun,ft_launcher,slurm_requeue] [--reps 6] [--json FILE]
+        [--slurm-record tests/benchmarks/records/slurm_requeue.json]
 
 The same small training under each: 2 ranks on this machine, gloo, steps of 0.1 s, a checkpoint every 10.
 
@@ -14,12 +15,14 @@ its version.  Time is told by marks that the ranks write, the same for all: ``st
 ``imported`` after its imports, ``joined`` in the process group, ``built`` when model and optimizer are there, ``loaded``
 after the checkpoint.  Systems take turns, one job at a time, so that a noisy neighbour meets all of them.
 Figures are medians of seconds; null where a system did not recover, with the reason under ``failed``.
-NVRx comes from PyPI, into an environment of its own that is removed in the end.
+NVRx comes from PyPI, into an environment of its own that is removed in the end.  Slurm's own requeue takes ten minutes, in five
+jobs at once beside everything else; ``--slurm-record`` takes it from an earlier run, which the object then names.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import shutil
 import subprocess
@@ -101,6 +104,18 @@ def summary(trials: dict[str, list[dict[str, float]]], names: list[str]) -> tupl
     return totals, phases
 
 
+def read_record(path: Path) -> dict[str, Any]:
+    """Slurm's own requeue in an earlier run's object, and when that was.  Ends the program where it is none."""
+    try:
+        found = json.loads(path.read_text())
+        trials = [float(seconds) for seconds in found["phases"]["node_off"]["slurm_requeue"]["first_step_all"]]
+        return {"first_step_all": trials, "at": str(found["at"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(
+            f"recovery.py: {path} is no record of this benchmark with Slurm's requeue in it: {type(error).__name__}: {error}"
+        )
+
+
 def ratio(totals: dict[str, Any], peers: list[str]) -> float | None:
     """The best peer's median over ours; None where either is missing."""
     theirs = [totals[peer] for peer in peers if totals.get(peer) is not None]
@@ -112,6 +127,7 @@ def main() -> None:
     options.add_argument("--peers", default=",".join(PEERS), help=f"of {', '.join(PEERS)} (default: all); '' for none")
     options.add_argument("--reps", type=int, default=6, help="faults per system and workload (default: 6)")
     options.add_argument("--workloads", default=",".join([*WORKLOADS, "node_off"]), help="default: all")
+    options.add_argument("--slurm-record", metavar="FILE", help="an earlier run's object, for Slurm's own requeue")
     options.add_argument("--sandbox", default="bench-recovery", help="name of the sandbox (default: bench-recovery)")
     args = options.parse_args()
     peers = [peer for peer in args.peers.split(",") if peer]
@@ -121,6 +137,8 @@ def main() -> None:
         options.error(f"not known: {', '.join(unknown)}")
     if args.reps < 1:
         options.error("--reps must be at least 1")
+    recorded = read_record(Path(args.slurm_record)) if args.slurm_record else None
+    measures_slurm = "slurm_requeue" in peers and recorded is None
     folder = Path(tempfile.mkdtemp(prefix="slurm-resilience-recovery-"))
     figures: dict[str, Any] = {}
     phases: dict[str, Any] = {}
@@ -140,12 +158,13 @@ def main() -> None:
             if "node_off" in workloads and os.geteuid() != 0:
                 bench.failed["node_off"] = "not run: the sandbox is root's"
             elif "node_off" in workloads:
-                cluster = stack.enter_context(nodes.cluster(args.sandbox, nodes.PLAIN_JOBS if "slurm_requeue" in peers else 0))
+                cluster = stack.enter_context(nodes.cluster(args.sandbox, nodes.PLAIN_JOBS if measures_slurm else 0))
                 slurm = cluster.slurm
-                if "slurm_requeue" in peers:
+                if measures_slurm:
                     cluster.begin_plain()
                 off: dict[str, list[dict[str, float]]] = {"ours": cluster.ours(args.reps)}
-                print(f"node_off ours: {[_rounded(each) for each in off['ours']]}", file=sys.stderr, flush=True)
+                if cluster.our_error:
+                    print(f"node_off ours: {cluster.our_error}", file=sys.stderr, flush=True)
             for workload in WORKLOADS:
                 if workload in workloads:
                     bench.run(workload, HANG_REPS if workload == "hang" else args.reps)
@@ -154,7 +173,8 @@ def main() -> None:
                     ratios[workload] = ratio(figures[workload], names[1:])
             if cluster is not None:
                 cluster.end_plain()
-                off["slurm_requeue"] = [{"first_step": seconds} for seconds in cluster.plain]
+                plain = recorded["first_step_all"] if recorded is not None else cluster.plain
+                off["slurm_requeue"] = [{"first_step": seconds} for seconds in plain]
                 if cluster.our_error:
                     bench.failed["node_off.ours"] = cluster.our_error
                 if cluster.plain_error:
@@ -165,8 +185,11 @@ def main() -> None:
         shutil.rmtree(folder, ignore_errors=True)
     record.emit(
         args, "recovery", figures, packages=("torch",), repetitions=args.reps, ranks=RANKS, ratios=ratios, phases=phases,
-        failed=bench.failed, slurm=slurm,
-        systems={system.name: {"version": system.version, "settings": system.settings} for system in chosen},
+        failed=bench.failed, slurm=slurm, slurm_record=recorded and {"file": args.slurm_record, "at": recorded["at"]},
+        systems={
+            **{system.name: {"version": system.version, "settings": system.settings} for system in chosen},
+            "slurm_requeue": {"version": slurm, "settings": "stock: SlurmdTimeout 300 s, one-node jobs, sbatch --requeue"},
+        },
     )  # fmt: skip
 
 

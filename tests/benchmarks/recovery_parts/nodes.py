@@ -59,6 +59,7 @@ class Cluster:
     def _plain(self) -> None:
         try:
             self.plain = self._measure_plain()
+            print(f"node_off slurm_requeue: {self.plain}", file=sys.stderr, flush=True)
         except Exception as error:
             self.plain_error = f"{type(error).__name__}: {error}"
 
@@ -109,8 +110,9 @@ class Cluster:
                 host = self._sandbox.job(job)["BatchHost"]
                 victim = [node for node in training if node != host][-1]
                 off = float(self._sandbox.fault("power-off", victim)["off_at"])
-                self._back(folder, off, BACK_S)
-                out.append(_phases(folder / "run", off))
+                seconds = self._back(folder, off, BACK_S)  # the rank's own word; the run's record is a little behind it
+                out.append({**_phases(folder / "run", off), "first_step": seconds})
+                print(f"node_off ours: {out[-1]}", file=sys.stderr, flush=True)
                 self._sandbox.fault("power-on", victim, same_boot=True)
         finally:
             self._sandbox.exec(["scancel", job])
@@ -162,7 +164,6 @@ def _phases(run_dir: Path, off: float) -> dict[str, float]:
     """Seconds from the power cut to each event of the recovery, from the run's own record but for the fault's time."""
     names = {
         "fault_detected": "detected", "attempt_stopped": "stopped", "attempt_started": "launched", "resumed": "loaded",
-        "first_step": "first_step",
     }  # fmt: skip
     out: dict[str, float] = {}
     for event in read_events(run_dir):
