@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from slurm_resilience.observe.incidents import Incidents
+from slurm_resilience.observe.incidents import Incident, Incidents
 from slurm_resilience.rehearse.wish import FAULTS
 
 _Event = Mapping[str, Any]
@@ -68,12 +68,14 @@ def _outcome(blow: Blow, events: list[_Event], until: float) -> Outcome:
     seen = first_step or resumed
     allocated = [event for event in after if event["event"] == "allocation_started"]
     started = _first(after, "attempt_started")
+    # a script without a Run has no first step, and so no end of the incident before: then what was heard speaks for itself
+    heard, explained = _first(after, "warning_received", "fault_detected"), _first(after, "warning_explained")
     # a clean stop saves first; then nothing is done again
     stop = next((event for event in after if event["event"] == "attempt_stopped"), None)
     clean = bool(stop and stop.get("saved"))
     about: dict[str, Any] = {
-        "cause": incident.cause if incident else "",
-        "noticed_s": _round(incident.phases.get("detected")) if incident else None,
+        "cause": incident.cause if incident else str((explained or heard or {}).get("cause", "")),
+        "noticed_s": _noticed(incident, heard, blow.at),
         "back_s": _round(seen["t"] - blow.at) if seen and not fresh else None,
         "back_by": ("first step of all ranks" if first_step else "its checkpoint is loaded") if seen else "",
         "resumed_from": resumed.get("step") if resumed else None,
@@ -92,8 +94,14 @@ def _outcome(blow: Blow, events: list[_Event], until: float) -> Outcome:
     return Outcome(blow.fault, blow.where, True, "it went on by itself", **about)
 
 
-def _first(events: Iterable[_Event], name: str) -> _Event | None:
-    return next((event for event in events if event["event"] == name), None)
+def _first(events: Iterable[_Event], *names: str) -> _Event | None:
+    return next((event for event in events if event["event"] in names), None)
+
+
+def _noticed(incident: Incident | None, heard: _Event | None, at: float) -> float | None:
+    if incident is not None:
+        return _round(incident.phases.get("detected"))
+    return _round(heard["t"] - at) if heard else None
 
 
 def _round(value: float | None) -> float | None:
@@ -125,7 +133,7 @@ def page(found: Sequence[Outcome], about: Mapping[str, Any]) -> str:
 def _times(one: Outcome) -> str:
     parts = []
     if one.noticed_s is not None:
-        parts.append(f"noticed after {one.noticed_s:.1f} s as {one.cause}")
+        parts.append(f"noticed after {one.noticed_s:.1f} s{f' as {one.cause}' if one.cause else ''}")
     if one.back_s is not None:
         parts.append(f"back after {one.back_s:.1f} s ({one.back_by})")
     return ": " + ", ".join(parts) if parts else ""
