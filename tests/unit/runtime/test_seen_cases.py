@@ -1,12 +1,13 @@
 """Cases of seeing and explaining that went wrong elsewhere, each by its number in the list of recovery cases, and every cause.
 
-Played against the coordinator.  Case 1 is in test_hang.py; 21 (all of a job suspended) is in test_supervisor.py, with real
-processes.
+Played against the coordinator where that can be; ``ELSEWHERE`` says which test holds each of the others.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,43 @@ from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.coordinator import State
 from slurm_resilience.runtime.history import History
 from tests.unit.runtime.stage import Stage
+
+CASES = 23
+ELSEWHERE = {
+    1: ["runtime/test_hang.py::test_an_outer_section_over_its_limit_is_a_hang_however_fresh_an_inner_one_is"],
+    3: [
+        "runtime/test_start.py::test_a_typo_names_the_nearest_key",
+        "test_config.py::test_later_sources_win_and_leave_the_rest_alone",
+    ],
+    5: ["runtime/test_agent.py::test_messages_of_older_attempts_are_refused"],
+    6: ["runtime/test_coordinator.py::test_a_spare_takes_the_place_of_a_lost_node"],
+    8: [
+        "runtime/test_agent.py::test_what_slurm_sends_to_every_process_of_a_step_kills_nobody",
+        "runtime/test_warnings.py::test_a_user_signal_without_a_reason_is_a_wish_for_a_checkpoint",
+    ],
+    12: ["runtime/test_agent.py::test_a_stop_takes_whole_families_and_proves_it"],
+    13: [
+        "runtime/test_start.py::test_the_address_is_that_of_the_way_to_the_others",
+        "runtime/test_coordinator.py::test_without_a_store_host_rank_0_makes_the_store",
+    ],
+    14: ["runtime/test_history.py::test_replaying_the_file_gives_the_history_that_wrote_it"],
+    15: ["runtime/test_policy.py::test_each_cause_has_a_budget_of_its_own"],
+    18: ["runtime/test_suspects.py::test_a_node_that_crashes_twice_is_left_out_though_progress_was_made_and_a_spare_comes_in"],
+    21: ["runtime/test_supervisor.py::test_all_of_a_job_suspended_and_resumed_is_no_alarm"],
+    22: ["runtime/test_launcher.py::test_a_preload_that_starts_a_thread_means_cold_starts_with_the_reason"],
+    23: [
+        "runtime/test_same_as_python.py::test_a_program_sees_no_difference",
+        "runtime/test_same_as_python.py::test_a_source_edited_between_two_attempts_runs_as_edited",
+    ],
+}
+
+
+def test_every_case_has_its_test() -> None:
+    here = {int(number) for number in re.findall(r"^def test_case_(\d+)_", Path(__file__).read_text(), re.MULTILINE)}
+    assert here | ELSEWHERE.keys() == set(range(1, CASES + 1))
+    for named in (name for names in ELSEWHERE.values() for name in names):
+        file, _, test = named.partition("::")
+        assert f"def {test}(" in (Path(__file__).parents[1] / file).read_text(), named
 
 
 def shows(step: int, sections: list[list[Any]], *, beats: int = 50, quiet_s: float = 0.0) -> list[Any]:
@@ -110,6 +148,19 @@ def test_case_7_a_code_of_ours_from_a_rank_is_the_exit_code_of_the_run(code: Exi
     stage.kill_rank("n2", code=int(code), signal="")
     stage.pass_(5)
     assert stage.exit_code == code
+
+
+def test_case_9_a_checkpoint_of_45_s_in_a_grace_of_60_completes() -> None:
+    stage = Stage(2).running()
+    stage.slurm_says(Cause.PREEMPTION, left_s=60.0)
+    stage.warn()
+    stage.pass_(45)
+    assert sorted(stage.live_ranks) == ["n1", "n2"], "nobody was killed after 30 s"
+    stage.everywhere("stopped", step=12, why="preemption")
+    stage.finish_ranks(fact=None)
+    stage.pass_(1)
+    assert stage.last("attempt_stopped")["saved"] is True
+    assert stage.exit_code == ExitCode.REQUEUED
 
 
 def test_case_10_a_dead_peer_without_an_error_anywhere_is_seen_and_all_are_stopped() -> None:
