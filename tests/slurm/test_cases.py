@@ -53,11 +53,7 @@ def test_where_slurm_refuses_every_requeue_the_run_goes_on_in_a_new_job(sandbox:
 def test_without_scontrol_on_the_node(sandbox: Sandbox, shared: Path) -> None:
     """submitit#1601, Lightning#21404, pyxis#129: told at the start, and the batch script puts the job back."""
     Sandbox.up(nodes=4, name=sandbox.layout.name, settings={"low.GraceTime": "15"})
-    slim = shared / "slim"
-    slim.mkdir()
-    for name in OTHERS:
-        if path := shutil.which(name):
-            (slim / name).symlink_to(os.path.realpath(path))
+    slim = _slim(shared)
     with watching(sandbox, shared):
         cell = Cell(sandbox, shared, "one", setup=[f'resilience=(/usr/bin/env PATH={slim} "${{resilience[@]}}")'])
         log = (cell.run_dir / "logs" / f"job-{cell.job}.out").read_text()
@@ -73,16 +69,35 @@ def test_without_scontrol_on_the_node(sandbox: Sandbox, shared: Path) -> None:
 
 @pytest.mark.long
 def test_without_scontrol_a_cancelled_job_stays_cancelled(sandbox: Sandbox, shared: Path) -> None:
-    slim = shared / "slim"
-    slim.mkdir()
-    for name in OTHERS:
-        if path := shutil.which(name):
-            (slim / name).symlink_to(os.path.realpath(path))
+    slim = _slim(shared)
     cell = Cell(sandbox, shared, "one", setup=[f'resilience=(/usr/bin/env PATH={slim} "${{resilience[@]}}")'])
     cell.until("checkpoint_committed")
     sandbox.exec(["scancel", cell.job], check=True)
     sandbox.wait_for(lambda: cell.slurm("JobState") == "CANCELLED", 60, what="The end of the job")
     assert cell.slurm("Restarts") == "0"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_without_scontrol_and_our_script_the_exit_code_is_enough(sandbox: Sandbox, shared: Path, cancelled: bool) -> None:
+    Sandbox.up(nodes=4, name=sandbox.layout.name, settings={"RequeueExit": "75", "low.GraceTime": "30"})
+    run = shared / "run"
+    words = f"/usr/bin/env PATH={_slim(shared)} {sys.executable} -m slurm_resilience run --run-dir {run} --preload '' --"
+    argv = ["sbatch", "--parsable", "--requeue", "--nodelist=n1", "--partition=low", "--time=30", f"--output={shared}/out",
+            "--comment=resilient", f"--wrap=trap '' TERM CONT; {words} {sys.executable} {RANK}"]  # fmt: skip
+    with watching(sandbox, shared):
+        job = sandbox.exec(argv, cwd=shared, check=True).stdout.strip()
+        sandbox.wait_for(lambda: _events(run, "checkpoint_committed"), 120, what="A checkpoint")
+        assert "Slurm requeues what ends with code 75" in (shared / "out").read_text()
+        if cancelled:
+            sandbox.exec(["scancel", job], check=True)
+            sandbox.wait_for(lambda: sandbox.job_state(job) == "CANCELLED", 60, what="The end of the job")
+            assert sandbox.job(job)["Restarts"] == "0"
+            return
+        sandbox.exec(["scancel", "--full", "--signal=TERM", job], check=True)
+        sandbox.wait_for(lambda: len(_events(run, "first_step")) == 2, 250, what=f"Its second life ({sandbox.job_state(job)})")
+        (run / "enough").touch()
+        sandbox.wait_for(lambda: _events(run, "run_completed"), 60, what="The end")
 
 
 @pytest.mark.long
@@ -254,6 +269,16 @@ def test_a_maintenance_is_left_before_it_begins(sandbox: Sandbox, shared: Path) 
     with watching(sandbox, shared):
         cell.comes_back()
         assert cell.end()["state"] == "COMPLETED"
+
+
+def _slim(shared: Path) -> Path:
+    """A PATH without scontrol."""
+    slim = shared / "slim"
+    slim.mkdir()
+    for name in OTHERS:
+        if path := shutil.which(name):
+            (slim / name).symlink_to(os.path.realpath(path))
+    return slim
 
 
 def _events(run_dir: Path, kind: str) -> list[dict[str, object]]:
