@@ -44,7 +44,7 @@ def execute(args: argparse.Namespace) -> int:
     elif args.follow:
         _print(follow(Path(args.run_dir)), as_json=args.json)
     elif args.json:
-        print(json.dumps(list(read_events(args.run_dir)), indent=1))
+        _print_document(read_events(args.run_dir))
     else:
         _print(read_events(args.run_dir), as_json=False)
     return int(ExitCode.OK)
@@ -68,7 +68,7 @@ def _refuse_before_the_start(run_dir: Path) -> None:
 
 def follow(run_dir: Path) -> Iterator[dict[str, Any]]:
     """All events of the run, and those to come, until one that ends it.  Each byte of the file is read once."""
-    from slurm_resilience.observe.events import FILE_NAME
+    from slurm_resilience.observe.events import FILE_NAME, parse
 
     path, rest = run_dir / FILE_NAME, b""
     while not path.exists():
@@ -81,13 +81,21 @@ def follow(run_dir: Path) -> Iterator[dict[str, Any]]:
                 continue
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
-                try:
-                    event = json.loads(line)
-                except ValueError:  # the torn last line of a supervisor that died
+                event = parse(line + b"\n")
+                if event is None:  # the torn last line of a supervisor that died
                     continue
                 yield event
                 if event["event"] in _ENDS:
                     return
+
+
+def _print_document(events: Iterator[dict[str, Any]]) -> None:
+    """One JSON array, an event a line, without keeping them: a long run has a gigabyte."""
+    separator = "["
+    for event in events:
+        print(separator + json.dumps(event), end="")
+        separator = ",\n "
+    print("]" if separator != "[" else "[]")
 
 
 def _print(events: Iterator[dict[str, Any]], *, as_json: bool) -> None:

@@ -82,7 +82,7 @@ def read_events(run_dir: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     except FileNotFoundError:
         return
     with file:
-        yield from _in_order(filter(None, map(_parse, file)))
+        yield from _in_order(filter(None, map(parse, file)))
 
 
 def _in_order(facts: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -110,7 +110,7 @@ def read_for_standing(run_dir: str | os.PathLike[str]) -> Iterator[dict[str, Any
     except FileNotFoundError:
         return
     with file:
-        yield from _in_order(filter(None, map(_parse, _without_most_reports(file))))
+        yield from _in_order(filter(None, map(parse, _without_most_reports(file))))
 
 
 def _without_most_reports(lines: Iterable[bytes]) -> Iterator[bytes]:
@@ -130,7 +130,8 @@ def _without_most_reports(lines: Iterable[bytes]) -> Iterator[bytes]:
         yield last
 
 
-def _parse(raw: bytes) -> dict[str, Any] | None:
+def parse(raw: bytes) -> dict[str, Any] | None:
+    """The fact in a line with its end; None for one that is torn, or no fact.  Raises :class:`FormatError` for a newer one."""
     if not raw.endswith(b"\n"):
         return None
     try:
@@ -161,7 +162,7 @@ def _last_seq(path: Path) -> int:
             file.seek(start)
             lines = file.read(end - start).split(b"\n")
             for raw in reversed(lines[1:] if start else lines):
-                fact = _parse(raw + b"\n")
+                fact = parse(raw + b"\n")
                 if fact is not None and isinstance(fact.get("seq"), int):
                     return int(fact["seq"])
             if not start:

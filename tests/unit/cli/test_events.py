@@ -105,3 +105,19 @@ def test_a_cancel_is_nothing_to_come_back_from() -> None:
     told = table([incident.as_dict() for incident in found])
     assert "cancelled: ended on purpose" in told
     assert "come back" not in told
+
+
+def test_lines_that_are_no_facts_are_passed_over_while_following_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = EventWriter(tmp_path, restart=0)
+    writer.write("run_started", run_id="r", argv=["x"])
+    with open(tmp_path / "events.jsonl", "a") as file:
+        file.write('[1]\n{"event": 3}\n{"event": "no_time"}\n{"v": 1, "se\n')
+    writer.write("run_completed", step=1)
+    writer.close()
+    for words in (["--follow", "--json"], ["--json"]):
+        assert main(["events", str(tmp_path), *words]) == 0
+        out = capsys.readouterr().out
+        told = json.loads(out) if "--follow" not in words else [json.loads(line) for line in out.splitlines()]
+        assert [event["event"] for event in told] == ["run_started", "run_completed"]
