@@ -17,6 +17,9 @@ USER_SIGNALS = frozenset({"SIGUSR1", "SIGUSR2"})
 ASK_EVERY_S = 1.0
 # A record that explains nothing for this long is itself the answer.
 SETTLE_S = 3.0
+# A controller that was away may have been killed, and forgets what it had not yet saved: also a preemption, which it finds
+# out again when it next schedules.
+AFTER_OUTAGE_S = 10.0
 # Agents and batch script hear the same signal within this time; one that comes later is a new one, and means "now".
 SAME_S = 3.0
 
@@ -32,6 +35,7 @@ class Alarm:
         self.verdict: Verdict | None = None
         self.asked_at = float("-inf")
         self._named: Cause | None = None
+        self._away_at = float("-inf")  # when Slurm could last not be asked
 
     @property
     def urgent(self) -> bool:
@@ -56,7 +60,9 @@ class Alarm:
 
     def explain(self, verdict: Verdict, now: float) -> bool:
         """Note an answer; True when it says something new."""
-        settled = now - self.since > SETTLE_S
+        if not verdict.known:
+            self._away_at = now
+        settled = now - self.since > SETTLE_S and now - self._away_at > AFTER_OUTAGE_S
         running = verdict.record is not None and verdict.record.state.running
         if verdict.cause is Cause.UNKNOWN and self._named is not None:
             verdict = replace(verdict, cause=self._named, detail=f"{self._named} before; now {verdict.detail}")
@@ -76,7 +82,8 @@ class Alarm:
         """Asking again would tell nothing more, or there is no time for it."""
         if self.verdict is None:
             return False
-        return self.cause is not Cause.UNKNOWN or self.verdict.requeued or now - self.since > patience_s
+        since = max(self.since, self._away_at) if self.verdict.known else self.since
+        return self.cause is not Cause.UNKNOWN or self.verdict.requeued or now - since > patience_s
 
 
 def local_verdict(signal: str, *, heard_at: float, grace_s: float) -> Verdict:

@@ -335,6 +335,21 @@ def test_term_from_somebody_while_slurm_has_no_reason_is_a_wish_to_end() -> None
     assert stage.exit_code == ExitCode.CANCELLED
 
 
+def test_a_controller_that_was_away_may_have_forgotten_why_it_sent_it() -> None:
+    """Killed right after it had preempted the job, it comes back without a PreemptTime, and preempts the job again."""
+    stage = Stage(2).running()
+    stage.slurm_says(Cause.UNKNOWN, known=False)
+    stage.warn("SIGTERM")
+    stage.finish_ranks(fact="stopped")
+    stage.pass_(6)
+    stage.slurm_says(Cause.UNKNOWN)
+    stage.pass_(6)
+    assert stage.exit_code is None, "it is not taken for a wish to end"
+    stage.slurm_says(Cause.PREEMPTION)
+    stage.pass_(2)
+    assert stage.exit_code == ExitCode.REQUEUED
+
+
 def test_an_end_that_nobody_signalled_is_seen_by_looking() -> None:
     stage = Stage(2).running()
     stage.slurm_says(Cause.CANCELLED, JobState="COMPLETING")
