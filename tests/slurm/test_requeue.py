@@ -240,6 +240,7 @@ def _client(sandbox: Sandbox) -> Any:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1500)  # each waits for the scheduler's next pass, half a minute or so
 def test_twenty_requeues_and_none_is_lost(sandbox: Sandbox, shared: Path) -> None:
     job = Job(sandbox, shared, "--nodes=1-2", nodes=[1, 2], runs=20)
     waits = []
