@@ -35,6 +35,7 @@ _AFTER_FREEZE_S = 3.0
 _PREPARE_S = 60.0
 _STATUS_EVERY_S = 5.0
 _UNSTOPPABLE_S = 30.0
+_MANY = 1000  # nodes
 
 
 class Coordinator:
@@ -66,6 +67,7 @@ class Coordinator:
         self._after = After.FAULT
         self._fault: tuple[Cause, str] | None = None
         self._told_to_wait = self._superseded = False
+        self._gather_at = float("-inf")
         self._status_step: int | None = None
         self._since = self._idle_since = self._status_at = self._out.now
         self._on: dict[State, Callable[[], None]] = {
@@ -133,6 +135,9 @@ class Coordinator:
             self._enter(State.ASKING)
             self.warnings.ask_afresh()
             return
+        if self._out.now < self._gather_at:
+            return
+        self._gather_at = self._out.now + len(self.fleet.nodes) // _MANY / 20  # a look at thousands takes its time
         if self.scene.misfit:
             self._leave(_stop(self.scene.misfit, Cause.CONFIG_ERROR, ExitCode.CONFIG_ERROR))
             return
@@ -327,6 +332,7 @@ class Coordinator:
 
     def _gather(self, fault: tuple[Cause, str] | None) -> None:
         self._fault, self._told_to_wait, self._idle_since = fault, False, self._out.now
+        self._gather_at = float("-inf")
         self._enter(State.GATHERING)
 
     def _grow_when_possible(self) -> None:

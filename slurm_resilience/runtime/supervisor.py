@@ -42,6 +42,7 @@ _TICK_S = 0.1
 _HELLO_S = 10.0
 _FLUSH_S = 10.0
 _MOST_STRANGERS = 1000
+_MOST_AT_ONCE = 64
 # So many beats a second leave room on one core for everything else; fewer nodes beat as often as they like.
 _BEATS_PER_S = 10_000
 _WARNINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -215,17 +216,19 @@ class Supervisor:
     # --- agents -------------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        try:
-            sock, _ = self._listener.accept()
-        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return
-        if sum(not guest.greeted for guest in self._guests.values()) >= _MOST_STRANGERS:
-            sock.close()
-            return
-        self._numbers += 1
-        guest = _Guest(self._numbers, Connection(sock), time.monotonic())
-        self._guests[guest.number] = guest
-        self._selector.register(guest.connection, selectors.EVENT_READ, guest)
+        """Whoever waits at the door, many at once: a turn of the loop for each would take thousands of agents minutes."""
+        for _ in range(_MOST_AT_ONCE):
+            try:
+                sock, _address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            if sum(not guest.greeted for guest in self._guests.values()) >= _MOST_STRANGERS:
+                sock.close()
+                return
+            self._numbers += 1
+            guest = _Guest(self._numbers, Connection(sock), time.monotonic())
+            self._guests[guest.number] = guest
+            self._selector.register(guest.connection, selectors.EVENT_READ, guest)
 
     def _hear(self, guest: _Guest) -> None:
         connection = guest.connection
