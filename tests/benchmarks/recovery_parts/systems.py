@@ -104,17 +104,16 @@ class Job:
         return self._recovery(hung[-1], leader, within_s)
 
     def end(self) -> None:
-        """Everything that this job started ends."""
-        pids = {mark.pid for mark in read_marks(self.folder)}
+        """Everything that this job started ends: what its folder is named to is its own."""
         for send in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, send)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(10.0)
-        for pid in pids:
+                self._process.wait(30.0)
+        for line in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
-                if str(self.folder).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+                if str(self.folder).encode() in line.read_bytes():
+                    os.kill(int(line.parent.name), signal.SIGKILL)
 
     def _recovery(self, at: float, leader: int, within_s: float) -> dict[str, float]:
         self._wait(lambda: bool(self._first_step(at, leader)), within_s, "the first step after the fault")
