@@ -104,7 +104,7 @@ class Job:
         return self._recovery(hung[-1], leader, within_s)
 
     def end(self) -> None:
-        """Everything that this job started ends: what its folder is named to is its own."""
+        """Everything that this job started ends: whatever has its folder on its command line."""
         for send in (signal.SIGTERM, signal.SIGKILL):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, send)
