@@ -78,6 +78,7 @@ while os.path.islink(name):
     names.append(name)
 base = {"base": sys.base_prefix, "platbase": sys.base_exec_prefix, "installed_base": sys.base_prefix}
 libraries = {sysconfig.get_path(one, vars=base) for one in ("stdlib", "platstdlib")}
+libraries.add("/etc/python%d.%d" % sys.version_info[:2])  # where Debian has the sitecustomize.py that its library links to
 print(*(one for one in names if not one.startswith(sys.prefix + os.sep)), os.path.realpath(name), *libraries, sys.prefix, sep="\n")
 ')
   # A process table of its own: what is left of a killed run goes with it, and nobody else is there to be hurt.
