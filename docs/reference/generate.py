@@ -20,8 +20,10 @@ from pydantic import BaseModel
 from slurm_resilience import cli
 from slurm_resilience.config import ResilienceConfig
 from slurm_resilience.errors import EXIT_CODE_OF, Cause, ExitCode
+from slurm_resilience.integrations import own_file
 from slurm_resilience.observe.vocabulary import EVENTS
 from slurm_resilience.progress.contract import RankContract
+from slurm_resilience.runtime import surroundings
 
 HERE = Path(__file__).parent
 NOTE = "<!-- Printed by docs/reference/generate.py; change the code, then run it. -->"
@@ -224,6 +226,11 @@ def environment_page() -> Iterator[str]:
         "",
     )
     yield from table(["variable", "meaning"], [[f"`{name}`", CONTRACT[field]] for field, name in RankContract._NAMES.items()])
+    yield from (
+        "",
+        f"Under `--checkpoint-file NAME`, `{own_file.VARIABLE}` is the path where the script finds its own checkpoint and",
+        f"writes the next one.  A batch script sets `{surroundings.LEAD_VARIABLE}` to the seconds of its `--signal` line.",
+    )
 
 
 PAGES = {
