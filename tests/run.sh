@@ -29,7 +29,7 @@ if [ "${1:-}" = --slurm ]; then
 fi
 cd -- "$tree"
 # All of it in two processes; with a file named or a word to choose by, in one.
-streams=(-n 2 --dist loadgroup)
+streams=(-n 2 --dist loadgroup --no-loadscope-reorder)
 for argument; do
   case $argument in -n* | --dist* | --pdb | [!-]*) streams=() ;; esac
 done
