@@ -20,6 +20,7 @@ from slurm_resilience.hooks.admin.conformance import Case, answer, tool
 from slurm_resilience.hooks.admin.entries import Places
 from slurm_resilience.hooks.checks import leftovers
 from tests.unit.hooks.test_survival import JOB, call, errors, places, reconfigure, root_folder
+from tests.unit.hooks.ticks import age_files
 
 __all__ = ["places", "root_folder"]
 UID = 65001
@@ -74,6 +75,7 @@ def test_files_that_came_after_slurm_was_asked_are_another_jobs(tmp_path: Path) 
     for name in ("old", "new"):
         (folder / name).touch()
         owned(folder / name)
+    age_files()
     # The new job starts while squeue answers
     squeue.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(0.1)\nopen({str(folder / 'new')!r}, 'w').write('x')\n")
     options: dict[str, object] = {"fix": True, "paths": [str(folder)], "squeue": str(squeue)}

@@ -14,6 +14,7 @@ from slurm_resilience.hooks import checks, child, engine
 from slurm_resilience.hooks.admin.conformance import Case, answer, kernel_log, machine, tool, tool_by_argument
 from slurm_resilience.hooks.checks import clock, cpu, filesystem, infiniband, leftovers, oom, processes, xid
 from tests.unit.hooks.device_cases import DEVICES, limit, port_files
+from tests.unit.hooks.ticks import age_files
 
 Make = Callable[[Path], Case]
 GPUS = "".join(f"{index}, GPU-0000000{index}, None\n" for index in range(4))
@@ -376,6 +377,7 @@ def leave(tmp: Path, uid: int) -> Path:
         os.chown(path, uid, uid)
     os.lchown(shm / "shadow", uid, uid)
     (shm / "of-root").write_text("x")
+    age_files()
     return shm
 
 
@@ -420,6 +422,7 @@ def test_a_folder_of_very_many_files_goes_in_portions(tmp_path: Path, monkeypatc
         (shm / "many" / str(index)).touch()
         os.chown(shm / "many" / str(index), 2001, 2001)
     os.chown(shm / "many", 2001, 2001)
+    age_files()
     options = {"fix": True, "paths": [str(shm)], "squeue": squeue(tmp_path, "")}
     assert answer("tmpfiles", Case(options, job="7", uid=2001), tmp_path).text.endswith("removed")
     assert list(shm.iterdir()) == []

@@ -48,8 +48,9 @@ def test_a_group_is_back_a_second_after_a_rank_was_killed(tmp_path: Path) -> Non
     with Stage(tmp_path, preload=["torch"]) as stage:
         stage.script(ALL_REDUCE)
         peer = stage.join()
-        (warm,) = peer.of(m.Warm)
-        assert warm.warm, warm.reason
+        # on a busy machine the guardian may have taken an agent that did not run for one that cannot
+        stage.until(lambda: peer.of(m.Warm)[-1].warm, 60.0)
+        warm = peer.of(m.Warm)[-1]
         start(stage, 1, [peer], 2)
         assert peer.of(m.Launched, attempt=1)[0].warm
         first, _ = stage.started(peer, 1)
