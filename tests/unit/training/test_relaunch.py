@@ -4,7 +4,7 @@
 step, and the next supervisor finds another number of nodes in the same run folder, as after a requeue.
 """
 
-from __future__ import annotations
+from __future__ import itertools
 
 import os
 import signal
@@ -88,10 +88,13 @@ def test_four_three_two_four_nodes_draw_the_curve_of_one_process(
         relaunch(run_dir, nodes, kill_from, (global_batch, micro_batch), tmp_path / "log")
 
     one, many = history(tmp_path / "one"), history(run_dir)
-    assert [event["world"] for event in read_events(run_dir) if event["event"] == "attempt_started"] == [4, 3, 2, 4]
-    resumed = [event["step"] for event in read_events(run_dir) if event["event"] == "resumed"]
-    assert len(resumed) == 3
-    assert all(kill - 9 <= step for step, (_, kill) in zip(resumed, WORLDS, strict=False) if kill)
+    events = list(read_events(run_dir))
+    worlds = [event["world"] for event in events if event["event"] == "attempt_started"]
+    # A machine that starves an agent for seconds makes for a relaunch more, on the same nodes: it may change nothing either
+    assert [world for world, _ in itertools.groupby(worlds)] == [4, 3, 2, 4]
+    resumed = [event["step"] for event in events if event["event"] == "resumed"]
+    assert len(resumed) == len(worlds) - 1
+    assert all(any(kill - 9 <= step <= kill for step in resumed) for _, kill in WORLDS if kill)
     # The norm of the gradients is no part of the promise: where they nearly cancel, the rounding of the weights shows in it.
     for name, most in (("loss", 1e-5), ("lr", 0), ("samples", 0), ("grad_norm", 1e-3)):
         distance = furthest(many, one, name)
