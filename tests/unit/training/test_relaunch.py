@@ -4,8 +4,9 @@
 step, and the next supervisor finds another number of nodes in the same run folder, as after a requeue.
 """
 
-from __future__ import itertools
+from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
