@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="also run the tests marked long")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups; folders' own hooks come before this one
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     # what needs no cluster first: it fails in seconds
     items.sort(key=lambda item: (item.get_closest_marker("slurm") is not None, "unit" not in item.path.parts))
