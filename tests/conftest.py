@@ -47,7 +47,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _make_two_streams(items: list[pytest.Item]) -> None:
     """Tests of the cluster mostly wait, the others mostly compute: one process of pytest-xdist begins with each kind.
 
-    Cluster tests of one file stay together on one sandbox; whoever is done first takes the files at the end.
+    Cluster tests of one file stay together on one sandbox; whoever is done first takes the files at the end.  pytest 9.2 loses
+    the groups of pytest-xdist 3.8: then both processes begin with the cluster's tests, each on a sandbox of its own.
     """
     for item in items:
         if item.get_closest_marker("slurm"):
