@@ -232,6 +232,10 @@ class Observer:
         if isinstance(event.get("loss"), int | float):
             now.loss = float(event["loss"])
 
+    def _stopped(self, event: _Event) -> None:
+        self._step(event)
+        self._do(event, "stopping", "every rank has ended, as it was asked to; the same command again goes on from there")
+
     def _attempt_stopped(self, event: _Event) -> None:
         self._do(event, "deciding", f"attempt {event.get('attempt')} has stopped: {event.get('cause')}")
 

@@ -7,6 +7,7 @@ One line in the script, before ``@hydra.main``: ``import slurm_resilience.submit
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 import sys
 import types
@@ -98,7 +99,10 @@ def register() -> None:
     ResilientLauncher.__module__ = "hydra_plugins.slurm_resilience"
     home.slurm_resilience = sys.modules[ResilientLauncher.__module__] = sys.modules[__name__]  # type: ignore[attr-defined]
     plugins.register(ResilientLauncher)
-    node = {"_target_": f"{ResilientLauncher.__module__}.{ResilientLauncher.__qualname__}", "cluster": "slurm"}
+    known = [name for name, one in inspect.signature(map_resilient).parameters.items() if one.kind is one.KEYWORD_ONLY]
+    node: dict[str, Any] = {name: None for name in known if name != "with_run"}
+    target = f"{ResilientLauncher.__module__}.{ResilientLauncher.__qualname__}"
+    node |= {"_target_": target, "cluster": "slurm", "config": {}}
     ConfigStore.instance().store(
         group="hydra/launcher", name="resilient", node=OmegaConf.create(node), provider="slurm-resilience"
     )

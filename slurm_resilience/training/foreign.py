@@ -151,10 +151,13 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mappin
         )
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        temporary.touch()
+        mode = temporary.stat().st_mode  # as the user's umask has it: safetensors writes files that nobody else may read
         if path.suffix == SAFE:
             _write_safe(temporary, tensors, about)
         else:
             torch.save(dict(tensors), temporary)
+        os.chmod(temporary, mode & 0o777)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         size = temporary.stat().st_size

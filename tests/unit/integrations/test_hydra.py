@@ -17,6 +17,7 @@ def test_a_sweep_survives_a_fault_and_each_task_has_its_result(tmp_path: Path) -
     folder = tmp_path.parent  # Hydra reads odd characters of a path as its own grammar
     command = [
         sys.executable, str(EXAMPLES / "with_hydra.py"), "-m", "hydra/launcher=resilient", "hydra.launcher.cluster=local",
+        "hydra.launcher.nodes=1",
         "+hydra.launcher.config.checkpoint.every_steps=5", f"hydra.sweep.dir={folder / 'sweep'}", "steps=20", "fail_at=-1,12",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, cwd=folder)

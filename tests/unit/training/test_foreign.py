@@ -48,6 +48,9 @@ def test_what_was_written_is_read_whatever_wrapped_it(tmp_path: Path, ending: st
         del state[f"{prefix}out.weight"]  # that format refuses two names for one memory
     file = tmp_path / f"weights{ending}"
     assert write_weights(file, state, {}) == file.stat().st_size
+    (tmp_path / "beside").touch()
+    assert file.stat().st_mode == (tmp_path / "beside").stat().st_mode, "who may read other files may read these"
+    (tmp_path / "beside").unlink()
     place_weights("model", here, read_weights(file), True, file)
     assert same(here, there)
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
