@@ -43,7 +43,8 @@ def test_a_batch_and_a_rate_that_follow_the_world(tmp_path: Path) -> None:
         assert results[0]["trained"] == results[0]["expected"]
     assert [one["passes"] for one in seen.values()] == [2] * 6
     assert [one["samples"] for one in seen.values()] == [16, 16, 8, 8, 16, 16]
-    assert [one["used"] / one["scheduled"] for one in seen.values()] == pytest.approx([1, 1, 0.5, 0.5, 1, 1], rel=1e-5)  # of weights in fp32
+    # what was used is the difference of two weights in fp32
+    assert [one["used"] / one["scheduled"] for one in seen.values()] == pytest.approx([1, 1, 0.5, 0.5, 1, 1], rel=1e-5)
     assert [one["scheduled"] for one in seen.values()] == pytest.approx([0.1 * 0.9**step for step in range(6)])
     assert facts == [
         {"rule": "linear", "factor": factor, "global_batch": batch} for factor, batch in ((1.0, 16), (0.5, 8), (1.0, 16))
