@@ -171,12 +171,18 @@ def test_copied_and_sharded_models_begin_with_the_file_and_then_with_their_own(t
     assert [one["loss"] for one in again] == pytest.approx([expected] * 2, rel=1e-6)
 
 
-def test_a_checkpoint_is_exported_and_begun_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def saved_once(folder: Path) -> Tied:
+    """A model of which a run has one checkpoint."""
     model = tied(3)
-    with Run(folder=tmp_path / "run") as run:
+    with Run(folder=folder) as run:
         run.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
         run.resume()
         list(run.steps(1))
+    return model
+
+
+def test_a_checkpoint_is_exported_and_begun_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = saved_once(tmp_path / "run")
     for name in ("w.pt", "w.safetensors"):
         out = tmp_path / name
         words = ["checkpoints", "export", str(tmp_path / "run"), "-o", str(out), "--json"]
@@ -194,11 +200,7 @@ def test_a_checkpoint_is_exported_and_begun_from(tmp_path: Path, capsys: pytest.
 
 
 def test_a_bad_checkpoint_is_not_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model = tied(3)
-    with Run(folder=tmp_path / "run") as run:
-        run.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
-        run.resume()
-        list(run.steps(1))
+    model = saved_once(tmp_path / "run")
     (shard,) = (tmp_path / "run").glob("checkpoints/step-*/__0_0.distcp")
     raw = bytearray(shard.read_bytes())
     at = raw.find(bytes(model.embed.weight.detach().numpy().tobytes()[:16]))
