@@ -23,6 +23,7 @@ class SignalFlags:
         self._pid = os.getpid()
         self._seen: set[int] = set()
         self._before: dict[signal.Signals, Any] = {}
+        self._ended = False
         self._unprotect: Callable[[], None] | None = None
 
     def install(self) -> bool:
@@ -35,14 +36,23 @@ class SignalFlags:
         return True
 
     def restore(self) -> None:
-        """Put back the handlers that were there before; what somebody installed since then stays."""
+        """Put back the handlers that were there before; what somebody installed since then stays.
+
+        Runs of one process may end in any order: a handler of one that has ended is not put back, but the one before it.
+        """
         if self._unprotect is not None:
             self._unprotect()
             self._unprotect = None
-        for number, handler in self._before.items():
+        self._ended = True
+        for number in self._before:
+            handler = self._handler_before(number)
             if signal.getsignal(number) == self._note and handler is not None:
                 signal.signal(number, handler)
-        self._before.clear()
+
+    def _handler_before(self, number: signal.Signals) -> Any:
+        handler = self._before.get(number)
+        owner = getattr(handler, "__self__", None)
+        return owner._handler_before(number) if isinstance(owner, SignalFlags) and owner._ended else handler
 
     def seen(self, *numbers: int) -> bool:
         """Whether one of these came since the last :meth:`forget`."""
@@ -81,12 +91,16 @@ def protect_forked_workers() -> Callable[[], None] | None:
     before = getattr(torchs, name, None)
     if before is None:
         return None
+    wanted = True
 
     def set_and_ignore(*arguments: Any) -> None:
         before(*arguments)
-        protect_worker()
+        if wanted:
+            protect_worker()
 
     def undo() -> None:
+        nonlocal wanted
+        wanted = False  # another run's may lie above it, and keeps it until that one ends
         if getattr(torchs, name) is set_and_ignore:
             setattr(torchs, name, before)
 

@@ -52,6 +52,18 @@ def test_a_handler_that_somebody_installed_since_stays() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
 
+def test_runs_that_end_in_another_order_leave_nothing_behind() -> None:
+    before = [signal.getsignal(number) for number in WATCHED]
+    first, second = SignalFlags(), SignalFlags()
+    first.install()
+    second.install()
+    first.restore()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert second.seen(signal.SIGTERM)
+    second.restore()
+    assert [signal.getsignal(number) for number in WATCHED] == before
+
+
 def _child(flags: SignalFlags, ready: Any, asked: Any, answer: Any) -> None:
     ready.set()
     asked.wait(30)
@@ -92,6 +104,12 @@ def test_a_loader_survives_the_signals_of_the_step_only_when_protected(by: str) 
     flags = SignalFlags()
     if by == "the run":
         assert flags.install()
+    else:  # two runs that are over, the first one first
+        over = SignalFlags(), SignalFlags()
+        for one in over:
+            one.install()
+        for one in over:
+            one.restore()
     try:
         rows = iter(loader)
         first = next(rows)
