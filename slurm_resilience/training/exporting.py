@@ -11,7 +11,7 @@ from slurm_resilience.checkpoint import dcp
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.training.foreign import write_weights
+from slurm_resilience.training.foreign import require_format, write_weights
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ def export(store: CheckpointStore, entry: Entry, path: Path, *, model: str | Non
     Names are those of the model without wrappers, as its own ``state_dict()`` has them.  Takes as much memory as the model.
     Raises :class:`ConfigError` when ``model`` does not say which, and the errors of a load for a bad checkpoint.
     """
+    require_format(path)  # before a long load
     manifest = store.manifest(entry)
     models = (manifest.extra.get("training") or {}).get("models") or {}
     label = model or (next(iter(models)) if len(models) == 1 else "")

@@ -28,16 +28,19 @@ _SINGLE = ("model.safetensors", "pytorch_model.bin")
 def read_weights(path: str | os.PathLike[str], key: str | None = None) -> dict[str, torch.Tensor]:
     """The tensors in ``path`` by name, on the CPU, mapped rather than read where the format allows.
 
-    ``key`` names the part that holds the model in a file that holds more ("model", "checkpoint.weights"); without it the
-    usual ones are tried.  Raises :class:`ConfigError` for what is missing, is no such file, or is more than tensors.
+    ``key`` names the part that holds the model in a file that holds more ("model", "checkpoint.weights"; in safetensors, what
+    its names begin with); without it the usual ones are tried.  Raises :class:`ConfigError` for what is missing, is no such
+    file, or is more than tensors.
     """
     path = Path(path)
     out: dict[str, torch.Tensor] = {}
     for file in _files(path):
         try:
-            out.update(_read_safe(file) if file.suffix == SAFE else _read_pickled(file, key))
+            out.update(_read_safe(file, key) if file.suffix == SAFE else _read_pickled(file, key))
         except OSError as error:
             raise ConfigError(f"{file} cannot be read", evidence=str(error)) from error
+    if key is not None and not out:
+        raise ConfigError(f"{path} has no {key!r}", evidence=f"no name in it begins with {key}.")
     return out
 
 
@@ -75,16 +78,20 @@ def _listed(index: Path) -> list[str]:
     return names
 
 
-def _read_safe(file: Path) -> dict[str, torch.Tensor]:
+def _read_safe(file: Path, key: str | None) -> dict[str, torch.Tensor]:
+    """The tensors of a file; with ``key`` those below that name, as the format knows nothing deeper than names."""
     try:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
         raise ConfigError(f"{file} needs the package safetensors", remedy="pip install safetensors") from error
     try:
-        return dict(load_file(file, device="cpu"))
+        held = load_file(file, device="cpu")
     except SafetensorError as error:
         raise ConfigError(f"{file} is no whole safetensors file", evidence=str(error)) from error
+    if key is None:
+        return dict(held)
+    return {name.removeprefix(f"{key}."): value for name, value in held.items() if name.startswith(f"{key}.")}
 
 
 def _read_pickled(file: Path, key: str | None) -> dict[str, torch.Tensor]:
@@ -140,15 +147,21 @@ def _keys(held: Any) -> str:
     return ", ".join(repr(name) for name in list(held)[:8]) + ", …" * (len(held) > 8)
 
 
-def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> int:
-    """Write tensors where nobody sees half of them; the bytes written.  The suffix of ``path`` is the format.
-
-    ``about`` goes into a safetensors file's header.  Raises :class:`ConfigError` for another suffix.
-    """
+def require_format(path: Path) -> None:
+    """Raises :class:`ConfigError` when the suffix of ``path`` is no format that :func:`write_weights` writes."""
     if path.suffix != SAFE and path.suffix not in PICKLED:
         raise ConfigError(
             f"{path.name} does not say which format is wanted", remedy=f"end it in {SAFE}, or in {', '.join(sorted(PICKLED))}"
         )
+
+
+def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> int:
+    """Write tensors where nobody sees half of them; the bytes written.  The suffix of ``path`` is the format.
+
+    ``about`` goes into a safetensors file's header.  Raises :class:`ConfigError` for another suffix, or for a kind of
+    numbers that the format does not know.
+    """
+    require_format(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         temporary.touch()
@@ -175,4 +188,7 @@ def _write_safe(file: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[
         raise ConfigError(
             f"{SAFE} needs the package safetensors", remedy="pip install safetensors, or export to .pt"
         ) from error
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, {"format": "pt", **about})
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, {"format": "pt", **about})
+    except KeyError as error:  # its table of kinds
+        raise ConfigError(f"{SAFE} has no place for numbers of {error}", remedy="export to .pt") from error

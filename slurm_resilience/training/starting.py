@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ class Starting(Identity):
     """The side of a ``Run`` that begins afresh."""
 
     _registry: Registry
+    _stepper: Any
     _start: _Start | None = None
 
     def start_from(
@@ -44,7 +45,14 @@ class Starting(Identity):
         ``model`` is the registered model that takes them; ``key`` the part of the file that holds them, where it holds more.
         With ``strict`` a name or shape that does not match is an error; without, what matches is taken.  Call it before
         :meth:`resume`, on all ranks alike; nothing is read when the run is resumed.  Sharded models take their own part.
+        Raises ConfigError after :meth:`resume`: it would be ignored.
         """
+        if self._stepper is not None:
+            raise ConfigError(
+                f"run.start_from({os.fspath(path)!r}) came after run.resume()",
+                evidence="the run has begun already, so the file would not be read",
+                remedy="call it before run.resume()",
+            )
         self._start = _Start(Path(path).absolute(), model, key, strict)
 
     def _start_fresh(self) -> None:
@@ -72,7 +80,6 @@ def place_weights(
 
     Nothing is written when names or shapes do not match and ``strict`` is asked for.  Raises :class:`ConfigError` with them.
     """
-    given = _plain_names(given)
     entries = {name.removeprefix(f"{label}."): value for name, (_, value) in fqn.model_entries(label, module).items()}
     own = {name: value for name, value in entries.items() if isinstance(value, torch.Tensor)}
     if any(value.is_meta for value in own.values()):
@@ -81,7 +88,13 @@ def place_weights(
             evidence="its tensors are on the meta device",
             remedy="call to_empty() first",
         )
+    given = _plain_names(given, own)
     both = [name for name in own if name in given]
+    kinds = [
+        f"{name}: {given[name].dtype} in the file, {own[name].dtype} in the model"
+        for name in both
+        if _kind(given[name]) != _kind(own[name])
+    ]
     wrong = [
         f"{name}: {list(given[name].shape)} in the file, {list(own[name].shape)} in the model"
         for name in both
@@ -91,15 +104,19 @@ def place_weights(
     have = {tied.get(name, name) for name in both}
     missing = [name for name in own if name not in given and tied.get(name, name) not in have]
     left = [name for name in given if name not in own]
-    if wrong or not both or (strict and (missing or left)):
+    if wrong or kinds or not both or (strict and (missing or left)):
+        found = {
+            "other shapes": wrong,
+            "other kinds of numbers": kinds,
+            "not in the file": missing,
+            "not in the model": left,
+        }
         raise ConfigError(
             f"The weights in {path} are not those of the model {label!r}",
             evidence="; ".join(
-                f"{what}: {', '.join(names[:_SHOWN])}{', …' * (len(names) > _SHOWN)}"
-                for what, names in (("other shapes", wrong), ("not in the file", missing), ("not in the model", left))
-                if names
+                f"{what}: {', '.join(names[:_SHOWN])}{', …' * (len(names) > _SHOWN)}" for what, names in found.items() if names
             ),
-            remedy="" if wrong or not both else "give strict=False to take what matches",
+            remedy="" if wrong or kinds or not both else "give strict=False to take what matches",
         )
     with torch.no_grad():
         for name in both:
@@ -126,8 +143,15 @@ def _tied(module: torch.nn.Module) -> dict[str, str]:
     return out
 
 
-def _plain_names(given: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Without the words that wrappers put into names; DDP's, where all names begin with it."""
+def _kind(tensor: torch.Tensor) -> tuple[bool, bool]:
+    """What a copy must not change silently: quantized integers are no weights, complex numbers not real."""
+    return tensor.is_floating_point(), tensor.is_complex()
+
+
+def _plain_names(given: Mapping[str, torch.Tensor], own: Collection[str]) -> dict[str, torch.Tensor]:
+    """Without the words that wrappers put into names; DDP's, where all names begin with it and the model's own do not."""
     split = {name: [word for word in name.split(".") if word not in _WRAPPER_WORDS] for name in given}
     ddp = all(words[0] == "module" and len(words) > 1 for words in split.values())
+    if ddp and all(name.startswith("module.") for name in own):
+        ddp = all(words[1] == "module" and len(words) > 2 for words in split.values())
     return {".".join(words[1:] if ddp else words): given[name] for name, words in split.items()}

@@ -79,6 +79,39 @@ def test_the_model_in_a_file_that_holds_more(tmp_path: Path) -> None:
     for key in (None, "nets", "nets.pupil"):
         with pytest.raises(ConfigError, match=r"holds|there is"):
             read_weights(file, key)
+    safe = tmp_path / "all.safetensors"
+    del state["out.weight"]
+    write_weights(safe, {**{f"nets.teacher.{name}": value for name, value in state.items()}, "step": torch.ones(1)}, {})
+    assert read_weights(safe, "nets.teacher").keys() == state.keys()
+    with pytest.raises(ConfigError, match=r"'nets\.pupil'"):
+        read_weights(safe, "nets.pupil")
+    with pytest.raises(ConfigError, match=r"no place for numbers of torch\.complex128"):
+        write_weights(safe, {"a": torch.zeros(1, dtype=torch.complex128)}, {})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["all.pt", "all.safetensors"]
+
+
+class Held(torch.nn.Module):
+    """A model whose own names begin as those of DistributedDataParallel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("prefix", ["", "module.", "module._orig_mod."])
+def test_a_models_own_module_is_no_wrapper(prefix: str) -> None:
+    here, there = Held(), Held()
+    given = {f"{prefix}{name}": value for name, value in there.state_dict().items()}
+    assert place_weights("model", here, given, True, Path("x.pt"))[0] == 2
+    assert same(here, there)
+
+
+def test_a_file_that_is_named_too_late_is_refused(tmp_path: Path) -> None:
+    with Run(folder=tmp_path / "run") as run:
+        run.register(model=tied(1))
+        run.resume()
+        with pytest.raises(ConfigError, match=r"after run\.resume"):
+            run.start_from(tmp_path / "x.pt")
 
 
 class Hostile:
@@ -121,6 +154,8 @@ def test_names_and_shapes_that_do_not_match_change_nothing(tmp_path: Path) -> No
         (missing, "not in the file: norm.weight"),
         ({**state, "head.bias": torch.zeros(1)}, r"not in the model: head\.bias"),
         ({**state, "norm.bias": torch.zeros(9)}, r"norm\.bias: \[9\] in the file, \[3\] in the model"),
+        ({**state, "norm.bias": torch.zeros(3, dtype=torch.int8)}, r"norm\.bias: torch\.int8 in the file"),
+        ({**state, "norm.bias": torch.zeros(3, dtype=torch.cfloat)}, r"norm\.bias: torch\.complex64 in the file"),
         ({"other": torch.zeros(1)}, "not in the model: other"),
     ):
         with pytest.raises(ConfigError, match=why):
