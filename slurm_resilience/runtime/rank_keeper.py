@@ -50,6 +50,11 @@ class RankKeeper:
         """Ranks that were started and have not ended."""
         return self.ranks.alive() if self.ranks is not None else []
 
+    def pids(self) -> set[int]:
+        """The processes of all ranks that were started, alive or not."""
+        ranks = self.ranks.ranks.values() if self.ranks is not None else ()
+        return {rank.pid for rank in ranks if rank.pid is not None}
+
     def silent(self) -> bool:
         """Whether nothing is expected of any rank any more, not even its last words."""
         return not self._tails and not self.alive()

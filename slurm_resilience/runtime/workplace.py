@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from slurm_resilience.runtime.accelerator_memory import MemoryWait
 from slurm_resilience.runtime.command import launcher_command, parse_python
 from slurm_resilience.runtime.launcher_link import LauncherLink
 from slurm_resilience.runtime.launchers import Launchers
@@ -60,6 +61,7 @@ class Workplace:
             tell=tell, failed=lambda _: self._begin_stop(self.fence, "launch_failed"),
         )  # fmt: skip
         self._witness = Witness(loop, run_dir, tell)
+        self._memory = MemoryWait(loop, say, self._advance)
         self._pending: Launch | None = None
         self._stop: Stop | None = None
         self.fence = 0
@@ -84,10 +86,10 @@ class Workplace:
         return self._stop.why if self._stop is not None else ""
 
     def next_look(self) -> float:
-        """When :meth:`tick` is wanted again, for a stop (monotonic)."""
+        """When :meth:`tick` is wanted again, for a stop or what comes after it (monotonic)."""
         if self._witness.looking:
             return time.monotonic() + _LOOK_EVERY_S
-        return self._stop.next_look() if self._stop is not None else float("inf")
+        return self._stop.next_look() if self._stop is not None else self._memory.next_look()
 
     # --- what is asked ------------------------------------------------------------------------------------------------
 
@@ -140,6 +142,7 @@ class Workplace:
         """Go on with everything that can go on."""
         self._bury()
         self.launchers.tick(now)
+        self._memory.tick(now)
         looked = self._witness.tick(now)
         if looked is not None:
             self._begin_stop(looked.attempt, "kill", looked.grace_s)
@@ -163,7 +166,7 @@ class Workplace:
         stopped = self._stop is None or self._proven(self._stop)
         self._stores.advance(self.launchers)
         launch = self._pending
-        if launch is None or not stopped:
+        if launch is None or not stopped or not self._memory.over:
             return
         if self.keeper.ranks is not None:
             self._begin_stop(launch.attempt - 1, "launch")
@@ -283,6 +286,7 @@ class Workplace:
         self._bury()
         if stop.seconds < _LAST_WORDS_S and not self.keeper.silent():
             return False  # how they ended is on its way from the launcher, and what they said last from their logs
+        self._memory.begin(stop.killed | self.keeper.pids())
         self.keeper.discard()
         self._stop = None
         self._say(
