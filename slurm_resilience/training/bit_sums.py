@@ -9,7 +9,7 @@ row's and every column's sum as it was is then not seen: the same amount added a
 taken away at the other two.  Rows or columns that are swapped, scaled, negated, shifted or stale are.
 
 Thirty-two bits summed modulo 2^32 would be three times as fast and blind to a doubled matrix (2^23 added to each of 2^10
-elements of a row is nothing modulo 2^32), so elements are widened first, in blocks that stay in the cache.
+elements of a row is nothing modulo 2^32), so elements are widened first, in blocks that stay in a core's own cache.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ import torch
 SMALL = 1 << 12
 THIN = 128
 _GRID = 1024
-BLOCK = 1 << 18
+BLOCK = 1 << 16
+DEVICE_BLOCK = 1 << 22
+_TOGETHER = 1 << 18
+_APART = 8
 _KEPT = 1 << 16
 _MASK = (1 << 64) - 1
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -69,13 +72,34 @@ def sums(pieces: Sequence[Piece]) -> list[Sums]:
     batches: dict[torch.device, list[_Batch]] = {}
     with torch.no_grad():
         for (_, size, offset, shape, device), places in alike.items():
-            at_once = max(1, BLOCK // math.prod(size))
+            at_once = max(1, _TOGETHER // math.prod(size))
             for first in range(0, len(places), at_once):
                 some = places[first : first + at_once]
                 batches.setdefault(device, []).append(_sum([pieces[place].local for place in some], some, offset, shape))
         for group in batches.values():
             _collect(group, pieces, found)
     return found
+
+
+class Running:
+    """The sums of pieces on the CPU that come one after the other, each taken at once, while it is warm."""
+
+    def __init__(self) -> None:
+        self._pieces: list[Piece] = []
+        self._batches: list[_Batch] = []
+
+    def add(self, piece: Piece) -> None:
+        """Reads the piece now; its memory must not be written to before :meth:`sums`."""
+        with torch.no_grad():
+            self._batches.append(_sum([piece.local], [len(self._pieces)], piece.offset, piece.shape))
+        self._pieces.append(piece)
+
+    def sums(self) -> list[Sums]:
+        """The sums of each piece, in the order they came."""
+        found = [ZERO] * len(self._pieces)
+        if self._batches:
+            _collect(self._batches, self._pieces, found)
+        return found
 
 
 class _Batch(NamedTuple):
@@ -85,6 +109,10 @@ class _Batch(NamedTuple):
     plain: torch.Tensor
     placed: torch.Tensor
     trace: torch.Tensor
+
+
+_Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Two sums and a trace."""
 
 
 def _collect(batches: list[_Batch], pieces: Sequence[Piece], found: list[Sums]) -> None:
@@ -107,34 +135,34 @@ def _sum(members: list[torch.Tensor], places: list[int], offset: tuple[int, ...]
         offset, shape = (*offset, 0), (*shape, 2)
     together = torch.stack(members) if len(members) > 1 else members[0].detach().contiguous().unsqueeze(0)
     small = math.prod(shape) <= SMALL
-    plain, placed = _small(together, offset, shape) if small else _large(together, offset, shape)
-    return _Batch(places, plain, placed, _traces(together.reshape(-1)))
+    return _Batch(places, *(_small if small else _large)(together, offset, shape))
+
+
+def _block(device: torch.device) -> int:
+    """Elements to sum at once: what stays in a core's own cache; elsewhere, what keeps the device busy."""
+    return BLOCK if device.type == "cpu" else DEVICE_BLOCK
 
 
 def _bits(flat: torch.Tensor) -> torch.Tensor:
     return flat.view(_BITS[flat.dtype.itemsize])
 
 
-def _traces(flat: torch.Tensor) -> torch.Tensor:
-    """A number that is finite if all elements are (and hardly ever otherwise): one pass at the speed of memory."""
-    if not flat.is_floating_point():
-        return torch.zeros((), dtype=torch.float64, device=flat.device)
-    blocks = [_trace(block) for block in torch.split(flat, 16 * BLOCK)]
-    return sum(blocks[1:], blocks[0])
-
-
-def _trace(flat: torch.Tensor) -> torch.Tensor:
-    if flat.dtype.itemsize == 1:  # fp8 has no sum
-        flat = flat.to(torch.float32)
-    return flat.sum().to(torch.float64)
+def _trace(numbers: torch.Tensor) -> torch.Tensor:
+    """A number that is finite if all elements are (and hardly ever otherwise)."""
+    if not numbers.is_floating_point():
+        return torch.zeros((), device=numbers.device)
+    if numbers.dtype.itemsize == 1:  # fp8 has no sum
+        numbers = numbers.to(torch.float32)
+    return numbers.sum()
 
 
 # -- small tensors: a weight for each element ---------------------------------------------------------------------
 
 
-def _small(together: torch.Tensor, offset: tuple[int, ...], shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+def _small(together: torch.Tensor, offset: tuple[int, ...], shape: tuple[int, ...]) -> _Three:
     wide = _bits(together.reshape(len(together), -1)).to(torch.int64)
-    return wide.sum(1), (wide * _weights(tuple(together.shape[1:]), offset, shape, together.device)).sum(1)
+    weights = _weights(tuple(together.shape[1:]), offset, shape, together.device)
+    return wide.sum(1), (wide * weights).sum(1), _trace(together).to(torch.float64)
 
 
 def _weights(size: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
@@ -156,13 +184,14 @@ def _places(offset: Sequence[int], size: Sequence[int], shape: Sequence[int], de
 # -- large tensors: sums along the axes ---------------------------------------------------------------------------
 
 
-def _large(together: torch.Tensor, offset: tuple[int, ...], shape: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    plain, placed = [], []
+def _large(together: torch.Tensor, offset: tuple[int, ...], shape: tuple[int, ...]) -> _Three:
+    plain, placed, traces = [], [], []
     for matrices, weight_rows, weight_columns in _matrices(together, offset, shape):
-        rows, columns = _axes(matrices)
+        rows, columns, trace = _axes(matrices)
         plain.append(rows.sum(1))
         placed += [(rows * weight_rows).sum(1), (columns * weight_columns).sum(1)]
-    return sum(plain[1:], plain[0]), sum(placed[1:], placed[0])
+        traces.append(trace)
+    return sum(plain[1:], plain[0]), sum(placed[1:], placed[0]), sum(traces[1:], traces[0])
 
 
 def _matrices(
@@ -200,28 +229,39 @@ def _on_grid(flat: torch.Tensor, start: int) -> Iterator[tuple[torch.Tensor, tor
         start, flat = start + count, flat[:, count:]
 
 
-def _axes(matrices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The sums of all rows and of all columns of each matrix, modulo 2^64, of the elements' bits."""
-    bits = _bits(matrices)
-    if bits.numel() <= BLOCK or len(bits) > 1:
+def _axes(matrices: torch.Tensor) -> _Three:
+    """The sums of all rows and of all columns of each matrix, modulo 2^64, of the elements' bits; and their trace.
+
+    A block is read from memory once; all that follows finds it in the cache.
+    """
+    bits, block = _bits(matrices), _block(matrices.device)
+    if bits.numel() <= block or len(bits) > 1:
         wide = bits.to(torch.int64)
-        return wide.sum(2), wide.sum(1)
-    (bits,) = bits
-    height, width = bits.shape
-    rows = torch.zeros(height, dtype=torch.int64, device=bits.device)
-    along = torch.zeros(width, dtype=torch.int64, device=bits.device)
-    wide_columns = min(width, BLOCK)
-    at_once = max(1, BLOCK // wide_columns)
-    space = torch.empty(at_once * wide_columns, dtype=torch.int64, device=bits.device)
-    for left in range(0, width, wide_columns):
-        right = min(left + wide_columns, width)
-        for top in range(0, height, at_once):
-            bottom = min(top + at_once, height)
-            wide = space[: (bottom - top) * (right - left)].view(bottom - top, right - left)
-            wide.copy_(bits[top:bottom, left:right])
-            rows[top:bottom] += wide.sum(1)
-            along[left:right] += wide.sum(0)
-    return rows.unsqueeze(0), along.unsqueeze(0)
+        return wide.sum(2), wide.sum(1), _trace(matrices).to(torch.float64)
+    height, width = bits.shape[1:]
+    stripe = min(width, block)
+    at_once = min(height, max(1, block // stripe))
+    # 2^16 numbers of 16 bits add up to 32.
+    kind = torch.int32 if bits.dtype.itemsize <= 2 and max(at_once, stripe) <= 1 << 16 else torch.int64
+    # Rows that lie a power of two apart share one set of the cache's lines, and a sum down a column is half as fast.
+    space = torch.empty((at_once, stripe + (_APART if stripe >= THIN else 0)), dtype=kind, device=bits.device)
+    rows, columns, traces = [], [], []
+    for numbers, raw in zip(torch.split(matrices[0], stripe, 1), torch.split(bits[0], stripe, 1), strict=True):
+        along = torch.empty(height, dtype=kind, device=bits.device)
+        down = torch.empty((-(-height // at_once), raw.shape[1]), dtype=kind, device=bits.device)
+        wide = space[:, : raw.shape[1]]
+        split = (*(torch.split(each, at_once) for each in (numbers, raw, along)), down.unbind())
+        for some, these, into_rows, into_columns in zip(*split, strict=True):
+            traces.append(_trace(some))  # the first to read them, since it waits least for the memory
+            if len(these) < at_once:
+                wide = wide[: len(these)]
+            wide.copy_(these)
+            torch.sum(wide, 1, dtype=kind, out=into_rows)
+            torch.sum(wide, 0, dtype=kind, out=into_columns)
+        rows.append(along.to(torch.int64))
+        columns.append(down.sum(0))
+    trace = torch.stack(traces).to(torch.float64).sum()
+    return sum(rows[1:], rows[0]).unsqueeze(0), torch.cat(columns).unsqueeze(0), trace
 
 
 # -- hashes -------------------------------------------------------------------------------------------------------

@@ -48,6 +48,32 @@ def test_cuts_do_not_matter(shape: tuple[int, ...], dtype: torch.dtype, data: An
     assert whole(tensor).finite
 
 
+FORMAT = {
+    # What version 1 of the digest gives for a count in this type and shape, and for one extreme number everywhere.
+    ((5,), torch.float32): ["ffffffffdaa6fdbee1f90e4fc4b9d8de", "fffffffd82828280e263aac449028180"],
+    ((13, 39), torch.int64): ["000135abd6c70742768b893af519818a", "80000000000000008000000000000000"],
+    ((300, 401), torch.float32): ["ffffffff48ee87caac16f4fad20a41da", "ffff15f5e1e0f6006a6ddbe95e0e3100"],
+    ((200001,), torch.bfloat16): ["000000002e09e2c702cb6352d191ed7f", "fffffffe7ae62080bffddca927971a80"],
+    ((70000, 150), torch.int16): ["000000000e0f25960c3535b5ccca56fc", "ffffffafe4300000216466232c2e0000"],
+    ((130, 70000), torch.uint8): ["00000000340960c65db4dd1ac4a0cd5e", "000000008a500520202f8a75d9eb9450"],
+    ((2, 300000), torch.float32): ["00000004903eade250882bc07ecc2b28", "fffb70b87873e0008cc29c637c886a00"],
+    ((40, 50, 60), torch.float64): ["093aad070f73ba600ca7bea8c6a443f8", "4b4b4b4b4b4a60006b7b14b5646d4800"],
+}
+
+
+@pytest.mark.parametrize(("shape", "dtype"), FORMAT, ids=str)
+def test_the_sums_are_part_of_the_checkpoint_format(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Also where many equal numbers are as large as they can be, and 32 bits might overflow on the way."""
+    count = torch.Size(shape).numel()
+    counted = (torch.arange(count) * 2654435761 + 12345).view(torch.uint8)[: count * dtype.itemsize].view(dtype)
+    if dtype.is_floating_point:
+        counted = counted.nan_to_num(1, 2, 3)
+        least = torch.full((count * dtype.itemsize,), 128, dtype=torch.uint8).view(dtype)
+    else:
+        least = torch.full((count,), torch.iinfo(dtype).min if dtype.is_signed else torch.iinfo(dtype).max, dtype=dtype)
+    assert [str(whole(each.reshape(shape))) for each in (counted, least)] == FORMAT[shape, dtype]
+
+
 def flipped(tensor: torch.Tensor, place: int, bit: int) -> torch.Tensor:
     raw = tensor.clone().reshape(-1)
     raw.view(torch.int32)[place] ^= torch.tensor(-(1 << 31) if bit == 31 else 1 << bit, dtype=torch.int32)
