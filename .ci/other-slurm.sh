@@ -32,15 +32,17 @@ debian_mirror() {
   printf '%s\n' "$found"
 }
 
-# Makes $2 a root of the release $1, once.
+# e2fsprogs has the tests' chattr
+SLURM_PACKAGES=slurmctld,slurmd,slurm-client,munge,slurmdbd,mariadb-server,iproute2,strace,procps,passwd,e2fsprogs
+# what the interpreter of another release is linked against
+PYTHON_PACKAGES=libexpat1,libffi8,libsqlite3-0,libncursesw6,ca-certificates
+
+# Makes $2 a root of the release $1 with the packages $3, once; and again when it has to hold others.
 make_root() {
-  local suite=$1 root=$2 mirror packages
-  [ ! -e "$root/.ready" ] || return 0
+  local suite=$1 root=$2 packages=$3 mirror
+  [ "$(cat "$root/.ready" 2>/dev/null)" != "$packages" ] || return 0
   command -v debootstrap >/dev/null || apt_install debootstrap
   mirror=$(debian_mirror)
-  packages=slurmctld,slurmd,slurm-client,munge,slurmdbd,mariadb-server,iproute2,strace,procps,passwd
-  # what the interpreter of another release is linked against
-  packages+=,libexpat1,libffi8,libsqlite3-0,libncursesw6,ca-certificates
   say "making a root of Debian's $suite in $root"
   rm -rf "$root.new" "$root"
   mkdir -p "$(dirname -- "$root")"
@@ -50,7 +52,7 @@ make_root() {
     return 1
   fi
   rm -rf "$root.new/var/cache/apt/archives"
-  touch "$root.new/.ready"
+  printf '%s\n' "$packages" >"$root.new/.ready"
   mv "$root.new" "$root"
 }
 
@@ -67,7 +69,7 @@ other_slurm() {
   mkdir -p "$base/roots"
   exec 9>"$base/roots/.$suite.lock"
   flock 9
-  make_root "$suite" "$root" || return
+  make_root "$suite" "$root" "$SLURM_PACKAGES,$PYTHON_PACKAGES" || return
   exec 9>&-
   # The interpreter by each name that leads to it, its library, its packages, the project.
   binds=$("$python" -c '

@@ -17,6 +17,11 @@ missing=()
 command -v strace >/dev/null || missing+=(strace)
 command -v ip >/dev/null || missing+=(iproute2)
 command -v chromium >/dev/null || missing+=(chromium)
+for argument; do
+  [ "$argument" = --long ] || continue
+  command -v ch-run >/dev/null || missing+=(charliecloud)
+  [ -e /etc/profile.d/modules.sh ] || missing+=(environment-modules)
+done
 if ((${#missing[@]})) && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   apt_install "${missing[@]}"
 fi

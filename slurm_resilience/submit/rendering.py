@@ -65,7 +65,7 @@ _KEYS_HELP = {
     "resume_with": "arguments for the script when there is one to go on from: --resume {checkpoint}",
     "array": "the tasks, and after % how many at a time",
     "image": "the container's image",
-    "container": "what runs a command in a container; the image follows",
+    "container": "what runs a command in a container; the image follows, or stands for {image}",
 }
 _NUMBERS = ("gpus_per_node", "ranks_per_node", "cpus_per_node", "lead_s")
 _WORD_LISTS = ("resilience", "options", "command", "container")

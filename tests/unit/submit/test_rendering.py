@@ -120,3 +120,9 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "is there already" in capsys.readouterr().err
     assert main(["templates", "render", "array", "--set", "x"]) == 78
     assert "KEY=VALUE" in capsys.readouterr().err
+
+
+def test_the_image_stands_where_the_container_command_wants_it() -> None:
+    text = render("container", {"container": "ch-run -b '/a b' {image} --", "image": "/my image"})
+    assert "image='/my image'\ncontainer=(ch-run -b '/a b' \"$image\" --)\n" in text
+    assert 'container=(apptainer exec --nv "$image")\n' in render("container")
