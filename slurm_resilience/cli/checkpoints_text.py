@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.verify import Problem
 from slurm_resilience.errors import ExitCode
+from slurm_resilience.observe.json_text import dumps
 
 MOST_PROBLEMS = 20
 _MOST_CHARS = 300
@@ -37,5 +37,5 @@ def describe(entry: Entry) -> dict[str, Any]:
 
 
 def print_json(document: Any) -> int:
-    print(json.dumps(document, default=str))
+    print(dumps(document))
     return ExitCode.OK

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurm_resilience._atomic import read_json
-from slurm_resilience.errors import Cause, ConfigError, ExitCode
+from slurm_resilience.errors import ConfigError, ExitCode
+
+if TYPE_CHECKING:
+    from slurm_resilience.observe.incidents import Incident
 
 _FOLLOW_S = 0.2
 _ENDS = frozenset({"run_completed", "run_failed"})
@@ -29,6 +31,7 @@ def execute(args: argparse.Namespace) -> int:
     """Print them."""
     from slurm_resilience.observe.events import FILE_NAME, read_events
     from slurm_resilience.observe.incidents import Incidents
+    from slurm_resilience.observe.json_text import dumps
 
     path = Path(args.run_dir) / FILE_NAME
     if not path.exists() and not args.follow:
@@ -39,8 +42,8 @@ def execute(args: argparse.Namespace) -> int:
             remedy="give the folder that `slurm-resilience run` names in its first line",
         )
     if args.incidents:
-        found = [incident.as_dict() for incident in Incidents.of(read_events(args.run_dir))]
-        print(json.dumps(found, indent=2) if args.json else table(found))
+        found = Incidents.of(read_events(args.run_dir))
+        print(dumps([incident.as_dict() for incident in found], indent=2) if args.json else table(found))
     elif args.follow:
         _print(follow(Path(args.run_dir)), as_json=args.json)
     elif args.json:
@@ -91,36 +94,42 @@ def follow(run_dir: Path) -> Iterator[dict[str, Any]]:
 
 def _print_document(events: Iterator[dict[str, Any]]) -> None:
     """One JSON array, an event a line, without keeping them: a long run has a gigabyte."""
+    from slurm_resilience.observe.json_text import dumps
+
     separator = "["
     for event in events:
-        print(separator + json.dumps(event), end="")
+        print(separator + dumps(event), end="")
         separator = ",\n "
     print("]" if separator != "[" else "[]")
 
 
 def _print(events: Iterator[dict[str, Any]], *, as_json: bool) -> None:
+    from slurm_resilience.observe.json_text import dumps
     from slurm_resilience.observe.narrator import Narrator
 
     narrator = Narrator()
     for event in events:
-        lines = [json.dumps(event)] if as_json else narrator.lines(event)
+        lines = [dumps(event)] if as_json else narrator.lines(event)
         for line in lines:
             print(line, flush=True)
     sys.stdout.flush()
 
 
-def table(incidents: list[dict[str, Any]]) -> str:
+def table(incidents: Sequence[Incident]) -> str:
     """Incidents as text: a line each, phases in seconds since the fault."""
+    from slurm_resilience.observe.incidents import numbered
+
     if not incidents:
         return "no incidents"
     rows = []
-    for number, each in enumerate(incidents, start=1):
-        phases = " ".join(f"{name}={seconds:.2f}" for name, seconds in each["phases"].items() if name != "fault")
-        where = ", ".join(part for part in (each["node"], f"rank {each['rank']}" if each["rank"] is not None else None) if part)
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(each["t"]))
-        end = "ended on purpose" if each["cause"] == Cause.CANCELLED else "did not come back"
-        end = f"back in {each['seconds']:.2f} s" if each["seconds"] is not None else end
-        rows.append(f"{number}. {stamp} UTC  attempt {each['attempt']}: {each['cause']}{f' ({where})' if where else ''}: {end}")
-        rows.append(f"   {each['detail']}" if each["detail"] else "   (no detail)")
+    for number, each in numbered(incidents):
+        phases = " ".join(f"{name}={seconds:.2f}" for name, seconds in each.as_dict()["phases"].items() if name != "fault")
+        where = ", ".join(part for part in (each.node, f"rank {each.rank}" if each.rank is not None else None) if part)
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(each.t))
+        end = f"back in {each.seconds:.2f} s" if each.seconds is not None else each.outcome()
+        again = f"; {each.steps_lost} step{'s' if each.steps_lost != 1 else ''} done again" if each.steps_lost else ""
+        label = f"{number}." if number is not None else "-"
+        rows.append(f"{label} {stamp} UTC  attempt {each.attempt}: {each.cause}{f' ({where})' if where else ''}: {end}{again}")
+        rows.append(f"   {each.detail}" if each.detail else "   (no detail)")
         rows.append(f"   {phases or 'no phase was reached'}")
     return "\n".join(rows)

@@ -11,7 +11,6 @@ folder names its run.  Only records are read: the run may be over, or on another
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,7 +41,9 @@ def execute(args: argparse.Namespace) -> int:
         raise ConfigError("--incident is about a run", remedy=f"leave it out, or leave {word} out")
     found = _subject(folder, word)
     if args.json:
-        print(json.dumps({"run_dir": str(folder), **found.as_dict()}, default=str))
+        from slurm_resilience.observe.json_text import dumps
+
+        print(dumps({"run_dir": str(folder), **found.as_dict()}))
     else:
         print(found.page(columns=_columns()))
     return int(ExitCode.OK)
@@ -94,6 +95,12 @@ def _subject(folder: Path, word: str) -> Subject:
 
     found = _about(folder, word)
     if found is None:
+        if word.lstrip("-").isdigit():
+            raise ConfigError(
+                f"The run in {folder} has no checkpoint of step {word}, and no node of that name",
+                evidence="a number after RUN is the step of a checkpoint",
+                remedy=f"for the incident of that number: slurm-resilience explain {folder} --incident {word}",
+            )
         nodes, checkpoints = known(read_for_standing(folder))
         raise ConfigError(
             f"The run in {folder} names no node and no checkpoint {word!r}",
@@ -130,9 +137,12 @@ def _ask_the_root(folder: Path, found: Subject) -> None:
 def _incidents(folder: Path, args: argparse.Namespace) -> int:
     from slurm_resilience.observe.explain import explain
     from slurm_resilience.observe.explain_page import page
+    from slurm_resilience.observe.incidents import numbered
+    from slurm_resilience.observe.json_text import dumps
 
-    found = list(enumerate(explain(folder), start=1))
-    count = len(found)
+    told = explain(folder)
+    found = [(number, one) for (number, _), one in zip(numbered(one.incident for one in told), told, strict=True)]
+    count = sum(number is not None for number, _ in found)
     if args.incident is not None:
         wanted = args.incident if args.incident > 0 else count + 1 + args.incident
         found = [each for each in found if each[0] == wanted]
@@ -143,8 +153,7 @@ def _incidents(folder: Path, args: argparse.Namespace) -> int:
                 remedy="leave --incident out to see all of them",
             )
     if args.json:
-        incidents = [{"number": number, **one.as_dict()} for number, one in found]
-        print(json.dumps({"run_dir": str(folder), "incidents": incidents}, default=str))
+        print(dumps({"run_dir": str(folder), "incidents": [{"number": number, **one.as_dict()} for number, one in found]}))
     elif not found:
         print("no incidents")
     else:

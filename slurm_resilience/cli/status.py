@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 import time
@@ -20,21 +19,16 @@ from typing import TYPE_CHECKING, Any
 from slurm_resilience._atomic import read_json
 from slurm_resilience.cli import which_run
 from slurm_resilience.errors import ConfigError, ExitCode, SlurmError
-from slurm_resilience.observe.duration import short
 
 if TYPE_CHECKING:
+    from slurm_resilience.cli.status_screen import Row
     from slurm_resilience.observe.standing import Standing
     from slurm_resilience.slurm.records import JobRecord
 
 _WATCH_S = 1.0
 # How often a mere step is a change, where each change is a line.
 _STEP_LINE_S = 30.0
-_SHOWN_INCIDENTS = 5
-_SHOWN_NODES = 16
-# While ranks live, the supervisor writes a live view every few seconds; see runtime/live.py.
-_QUIET_S = 30.0
-
-Row = tuple[str, str]
+_SHOWN_RUNS = 10
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +51,9 @@ def execute(args: argparse.Namespace) -> int:
     elif args.watch:
         _watch(lambda: _one(args.run))
     elif args.json:
-        print(json.dumps(_document(*_look(args.run)), default=str))
+        from slurm_resilience.observe.json_text import dumps
+
+        print(dumps(_document(*_look(args.run))))
     else:
         _print(_one(args.run)[0])
     return int(ExitCode.OK)
@@ -126,127 +122,17 @@ def _ask(job_id: str, folder: Path) -> JobRecord | None:
 
 def _one(word: str) -> tuple[list[Row], bool]:
     """The rows of one run's screen, and whether the run is over."""
+    from slurm_resilience.cli.status_screen import rows
+
     seen, record = _look(word)
-    return rows(seen.standing, live=seen.live, used=seen.used, budgets=seen.budgets, record=record, now=time.time()), (
-        seen.standing.over
-    )
+    shown = rows(seen.standing, live=seen.live, used=seen.used, budgets=seen.budgets, record=record, now=time.time())
+    return shown, _nothing_more(seen.standing, record)
 
 
-def rows(
-    standing: Standing,
-    *,
-    live: dict[str, Any],
-    used: dict[str, int],
-    budgets: dict[str, int],
-    record: JobRecord | None,
-    now: float,
-) -> list[Row]:
-    """Label and text of each line of the screen.  Pure: ``now`` is wall-clock seconds."""
-    out: list[Row] = [("run", f"{standing.run_id or '?'}: {' '.join(standing.argv)}")]
-    restarts = f", restart {standing.restart}" if standing.restart else ""
-    if standing.job_id:
-        slurm = f", {_slurm(record, now)}" if record is not None else ""
-        out.append(("job", f"{standing.job_id}{restarts}{slurm}"))
-    out.append(("now", _now(standing, now, float(live.get("t", 0.0)))))
-    if standing.attempt:
-        out.append(("attempt", f"{standing.attempt}: {standing.world} ranks{_plan(standing)}"))
-    if standing.step is not None:
-        out.append(("step", _step(standing, now)))
-    out += _nodes(standing, live, now)
-    out.append(("checkpoint", _checkpoint(standing, now)))
-    out += [("quarantined", f"{name}: {reason}") for name, reason in standing.quarantined[-3:]]
-    if budgets:
-        out.append(("budget", _budget(used, budgets)))
-    out += _incidents(standing)
-    return out
-
-
-def _now(standing: Standing, now: float, seen_at: float) -> str:
-    ago = f" for {short(now - standing.since)}" if standing.since is not None and not standing.over else ""
-    text = f"{standing.doing}{ago}: {standing.because}"
-    if standing.over and standing.last_event_at is not None:
-        text += f", {short(now - standing.last_event_at)} ago"
-    elif standing.last_event_at is not None and now - max(standing.last_event_at, seen_at) > _QUIET_S:
-        text += f" (its last word was {short(now - standing.last_event_at)} ago)"
-    return text
-
-
-def _slurm(record: JobRecord, now: float) -> str:
-    text = str(record.state)
-    if record.reason and record.reason != "None":
-        text += f" ({record.reason})"
-    if record.state.running and record.end_at:
-        text += f", {short(max(0.0, record.end_at - now))} of its time left"
-    if record.state.waiting and record.start_at:
-        text += f", Slurm expects it to start in {short(max(0.0, record.start_at - now))}"
-    return text
-
-
-def _plan(standing: Standing) -> str:
-    mesh = {axis: size for axis, size in (standing.plan.get("mesh") or {}).items() if size > 1}
-    parts = [" x ".join(f"{axis} {size}" for axis, size in mesh.items())] if mesh else []
-    if standing.plan.get("global_batch"):
-        parts.append(f"global batch {standing.plan['global_batch']}")
-    return f", {', '.join(parts)}" if parts else ""
-
-
-def _step(standing: Standing, now: float) -> str:
-    loss = f", loss {standing.loss:.4f}" if standing.loss is not None else ""
-    speed = f", {short(standing.step_s)} a step" if standing.step_s else ""
-    age = f", reported {short(now - standing.step_at)} ago" if standing.step_at is not None and not standing.over else ""
-    return f"{standing.step}{loss}{speed}{age}"
-
-
-def _nodes(standing: Standing, live: dict[str, Any], now: float) -> list[Row]:
-    if not standing.nodes or standing.over:
-        return []
-    ranks = live.get("nodes") if live.get("attempt") == standing.attempt else None
-    age_s = max(0.0, now - float(live.get("t", now)))
-    out: list[Row] = []
-    troubled = sorted(standing.nodes.values(), key=lambda node: node.agent in ("warm", "here"))
-    for node in troubled[:_SHOWN_NODES]:
-        spare = "" if node.in_attempt or not standing.attempt else ", not in this attempt"
-        text = f"{node.name}: {node.agent}{spare}{f': {node.why}' if node.why else ''}"
-        shown = [
-            f"rank {rank['rank']} step {rank['step']} {rank['phase']} {rank['age_s'] + age_s:.1f} s ago"
-            for rank in (ranks or {}).get(node.name, [])[:8]
-        ]
-        out.append(("node" if not out else "", text + "".join(f"\n  {line}" for line in shown)))
-    if len(troubled) > _SHOWN_NODES:
-        out.append(("", f"and {len(troubled) - _SHOWN_NODES} more like {troubled[-1].name}: {troubled[-1].agent}"))
-    return out
-
-
-def _checkpoint(standing: Standing, now: float) -> str:
-    newest = standing.newest
-    if newest is None:
-        return "none committed yet" + (f"; {standing.failed_saves} failed" if standing.failed_saves else "")
-    size = f", {newest.bytes / 1e6:.1f} MB" if isinstance(newest.bytes, int | float) else ""
-    took = f" in {newest.seconds:.2f} s" if isinstance(newest.seconds, int | float) else ""
-    failed = f"; {standing.failed_saves} failed" if standing.failed_saves else ""
-    return f"step {newest.step} committed{took} {short(now - newest.t)} ago{size} ({standing.committed} so far{failed})"
-
-
-def _budget(used: dict[str, int], budgets: dict[str, int]) -> str:
-    spent = [f"{cause} {count} of {budgets[cause]}" for cause, count in used.items()]
-    return f"{', '.join(spent)} spent since the last progress" if spent else "nothing spent since the last progress"
-
-
-def _incidents(standing: Standing) -> list[Row]:
-    out: list[Row] = []
-    for incident in standing.incidents[-_SHOWN_INCIDENTS:]:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(incident.t))
-        where = ", ".join(
-            part for part in (incident.node, f"rank {incident.rank}" if incident.rank is not None else None) if part
-        )
-        end = f"back in {incident.seconds:.1f} s" if incident.seconds is not None else "not back yet"
-        if incident.seconds is None and (standing.over or incident is not standing.incidents[-1]):
-            end = "did not come back"
-        out.append(("" if out else "incidents", f"{stamp} {incident.cause}{f' ({where})' if where else ''}: {end}"))
-    earlier = len(standing.incidents) - len(out)
-    if earlier:
-        out.append(("", f"and {earlier} earlier; `slurm-resilience explain` tells about each"))
-    return out or [("incidents", "none")]
+def _nothing_more(standing: Standing, record: JobRecord | None) -> bool:
+    """There is nothing to wait for: it is over, or nobody looks after it and no job of it is left that could."""
+    there = record is not None and not record.state.ended
+    return standing.over or (standing.doing == "unsupervised" and not there)
 
 
 def _print(lines: list[Row]) -> None:
@@ -281,6 +167,8 @@ def _watch(look: Any) -> None:
 
 def _tell_changes(look: Callable[[], Sequence[tuple[_Seen, JobRecord | None]]]) -> None:
     """A line for each change, until all of those runs are over; steps alone are one now and then."""
+    from slurm_resilience.cli.status_screen import change, change_line
+
     told: dict[Path, tuple[Any, int | None, float]] = {}
     while True:
         jobs = look()
@@ -291,35 +179,9 @@ def _tell_changes(look: Callable[[], Sequence[tuple[_Seen, JobRecord | None]]]) 
             if before is None or key != before[0] or (step != before[1] and now - before[2] >= _STEP_LINE_S):
                 told[seen.folder] = (key, step, now)
                 print(change_line(seen.standing, record, now, name="" if len(jobs) == 1 else seen.folder.name), flush=True)
-        if jobs and all(seen.standing.over for seen, _ in jobs):
+        if jobs and all(_nothing_more(seen.standing, record) for seen, record in jobs):
             return
         time.sleep(_WATCH_S)
-
-
-def change(standing: Standing, record: JobRecord | None) -> tuple[Any, ...]:
-    """What is different when something worth a line has happened."""
-    nodes = tuple(sorted((node.name, node.agent, node.in_attempt) for node in standing.nodes.values()))
-    incidents = (len(standing.incidents), sum(incident.recovered for incident in standing.incidents))
-    saved = standing.newest.name if standing.newest is not None else ""
-    doing = "training" if standing.doing == "saving" else standing.doing  # its end is the change
-    return (doing, standing.attempt, standing.restart, nodes, incidents, saved, len(standing.quarantined),
-            standing.failed_saves, str(record.state) if record is not None else "")  # fmt: skip
-
-
-def change_line(standing: Standing, record: JobRecord | None, now: float, *, name: str) -> str:
-    """The run in a line.  Pure: ``now`` is wall-clock seconds."""
-    parts = [f"{standing.doing}: {standing.because}"]
-    if standing.attempt:
-        parts.append(f"attempt {standing.attempt}")
-    if standing.step is not None:
-        parts.append(f"step {standing.step}{f', loss {standing.loss:.4f}' if standing.loss is not None else ''}")
-    if standing.newest is not None:
-        parts.append(f"checkpoint of step {standing.newest.step}")
-    if standing.incidents:
-        parts.append(f"{len(standing.incidents)} incidents")
-    if record is not None:
-        parts.append(f"job {record.job_id} {record.state}")
-    return f"{time.strftime('%H:%M:%S', time.gmtime(now))}  {f'{name}: ' if name else ''}{'; '.join(parts)}"
 
 
 # --- many jobs --------------------------------------------------------------------------------------------------------
@@ -331,17 +193,26 @@ def _all_jobs(*, as_json: bool, watch: bool) -> int:
     elif watch:
         _watch(lambda: (_overview(_jobs()), False))
     elif as_json:
-        print(json.dumps([_document(seen, record) for seen, record in _jobs()], default=str))
+        from slurm_resilience.observe.json_text import dumps
+
+        print(dumps([_document(seen, record) for seen, record in _jobs()]))
     else:
         _print(_overview(_jobs()))
     return int(ExitCode.OK)
 
 
-def _jobs() -> list[tuple[_Seen, JobRecord]]:
+def _jobs() -> Sequence[tuple[_Seen, JobRecord | None]]:
+    """Your resilient jobs in Slurm's queue; where there is no Slurm, the newest runs below this folder.
+
+    Raises :class:`SlurmError` when Slurm does not answer, :class:`ConfigError` where there is neither it nor a run.
+    """
     import getpass
+    import shutil
 
     from slurm_resilience.slurm.client import CommandClient
 
+    if shutil.which("squeue") is None:
+        return _runs_here()
     found = []
     for record in CommandClient(timeout_s=5.0).jobs(getpass.getuser()):
         folder = which_run.of_job(record)
@@ -350,15 +221,32 @@ def _jobs() -> list[tuple[_Seen, JobRecord]]:
     return found
 
 
-def _overview(jobs: list[tuple[_Seen, JobRecord]]) -> list[Row]:
+def _runs_here() -> list[tuple[_Seen, JobRecord | None]]:
+    folders = which_run.below(Path.cwd())[:_SHOWN_RUNS]
+    if not folders:
+        raise ConfigError(
+            "There is no Slurm here, and no run",
+            evidence=f"squeue is not on PATH, and neither {Path.cwd()} nor two levels of folders below it hold a run",
+            remedy="give the folder that `slurm-resilience run` names in its first line",
+        )
+    return [(_see(folder), None) for folder in folders]
+
+
+def _overview(jobs: Sequence[tuple[_Seen, JobRecord | None]]) -> list[Row]:
+    from slurm_resilience.cli.status_screen import many, now_text, slurm_text
+    from slurm_resilience.observe.incidents import faults
+
     now = time.time()
     lines = []
     for seen, record in jobs:
         standing = seen.standing
         step = f", step {standing.step}" if standing.step is not None else ""
-        trouble = f", {len(standing.incidents)} incidents" if standing.incidents else ""
-        doing = f"{standing.doing}: {standing.because}"
-        lines.append((record.job_id, f"{record.name}: {_slurm(record, now)}; {doing}{step}{trouble}\n  {seen.folder}"))
+        trouble = f", {many(len(faults(standing.incidents)), 'incident')}" if faults(standing.incidents) else ""
+        doing = now_text(standing, now, float(seen.live.get("t", 0.0)))
+        if record is None:
+            lines.append((standing.run_id or seen.folder.name, f"{doing}{step}{trouble}\n  {seen.folder}"))
+        else:
+            lines.append((record.job_id, f"{record.name}: {slurm_text(record, now)}; {doing}{step}{trouble}\n  {seen.folder}"))
     return lines or [
         ("", "You have no resilient job in Slurm's queue; `slurm-resilience status RUN_DIR` shows one that is over")
     ]
@@ -369,8 +257,10 @@ def _overview(jobs: list[tuple[_Seen, JobRecord]]) -> list[Row]:
 
 def _document(seen: _Seen, record: JobRecord | None) -> dict[str, Any]:
     """Everything on the screen as plain values; times are wall-clock seconds."""
+    from slurm_resilience.observe.incidents import numbered
+
     plain = dataclasses.asdict(dataclasses.replace(seen.standing, incidents=[]))
-    plain["incidents"] = [incident.as_dict() for incident in seen.standing.incidents]
+    plain["incidents"] = [{"number": number, **one.as_dict()} for number, one in numbered(seen.standing.incidents)]
     plain["quarantined"] = [{"name": name, "reason": reason} for name, reason in seen.standing.quarantined]
     slurm = None if record is None else {"state": str(record.state), "reason": record.reason, "restarts": record.restarts}
     return {

@@ -93,11 +93,15 @@ def _places(ranks: int) -> list[dict[str, str]]:
     return [{**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
 
 
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
 def _show(one: dict[str, Any]) -> None:
     times = f"loaded in {one['load_s']:.2f} s, checked in {one['verify_s']:.2f} s"
     print(f"{one['name']}  {'good' if one['good'] else 'BAD'}  {times}")
     for check in one["checks"]:
-        expected, measured = (str(check[side])[:_SHOWN] for side in ("expected", "measured"))
+        expected, measured = (_cut(str(check[side])) for side in ("expected", "measured"))
         within = f" within {check['tolerance']:g}" if check["tolerance"] else ""
         print(f"    {check['verdict']:<12}  {check['name']}: expected {expected}{within}, measured {measured}")
     if one["reason"]:

@@ -4,30 +4,47 @@ Training counts from the first completed step of an attempt (less that step's ow
 ``since`` says.  What was trained after the step that the next attempt resumed from is lost.  A save counts as standing still
 for the seconds that it says, and otherwise unless steps were reported while it was going on.  Where nobody told the end of an
 attempt, its last reported step is the end; a supervisor that died is no end by itself, since the ranks may live on.
+Which failures there were, and their causes, is what :mod:`slurm_resilience.observe.incidents` says.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.observe.failures import Failure, Trace
+from slurm_resilience.observe.failures import Trace
+from slurm_resilience.observe.incidents import Incidents
+from slurm_resilience.observe.interruptions import Interruption, sorted_out
 from slurm_resilience.observe.ledger import Ledger
 from slurm_resilience.observe.timeline import DOWN, LOST, QUEUED, SAVING, TRAINING, Span, Timeline
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Medians of what the run showed, in seconds; None where it never happened."""
+    """What the run showed, in seconds; None, or absent, where it never happened.
 
-    interval_s: float | None
-    save_s: float | None
-    start_s: float | None
-    relaunch_s: float | None
-    queue_s: float | None
+    ``step_s`` and ``interval_s``, between two saves, are medians, all else means, since costs add up.  ``per_save_s``
+    training for each save · ``save_s`` standing still for one · ``first_start_s`` from the first allocation to training,
+    ``start_s`` from a later one · ``detect_s`` from a fault to its detection, by cause · ``relaunch_s`` from there to training,
+    in the same allocation · ``move_s`` the same for a relaunch that was no failure's · ``leave_s`` from the end of training to
+    the queue · ``queue_s`` in it · ``end_s`` from the end of the work to the end of the run.
+    """
+
+    step_s: float | None = None
+    interval_s: float | None = None
+    per_save_s: float | None = None
+    save_s: float | None = None
+    first_start_s: float | None = None
+    start_s: float | None = None
+    detect_s: Mapping[str, float] = field(default_factory=dict)
+    relaunch_s: float | None = None
+    move_s: float | None = None
+    leave_s: float | None = None
+    queue_s: float | None = None
+    end_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,25 +92,26 @@ class _Reader:
         self._line = Timeline()
         self._marks: dict[int, float] = {}
         self._saving_step: int | None = None
-        self._failures: list[Failure] = []
+        self._incidents = Incidents()
+        self._stops: list[Interruption] = []
+        self._down_now: Interruption | None = None
         self._requeues = self._allocations = 0
         self._nodes = 1
         self._complete = self._failed = False
         self._start = self._last_at = self._launched_at = self._stepped_at = 0.0
         self._attempt, self._ended_attempt = 0, -1
-        self._fault_at: float | None = None
         self._allocated_at: float | None = None
+        self._finished_at: float | None = None
         self._queued_at: float | None = None
         self._saved_at: float | None = None
-        self._relaunches: list[float] = []
-        self._starts: list[float] = []
-        self._queues: list[float] = []
+        self._first_start_s: float | None = None
         self._saves: list[float] = []
         self._reported: list[tuple[int, float]] = []  # since the last committed step
         self._intervals: list[float] = []
 
     def take(self, fact: Mapping[str, Any]) -> None:
         at = float(fact["t"])
+        self._incidents.apply(fact)
         if not self._line.spans:
             self._start = at
             self._allocated_at = at
@@ -101,17 +119,20 @@ class _Reader:
         handler = getattr(self, f"_on_{fact['event']}", None)
         if handler is not None:
             handler(at, fact)
-        self._last_at = at
+        self._last_at = max(self._last_at, at)  # what was kept while there was no supervisor is told late
 
     def _on_allocation_started(self, at: float, fact: Mapping[str, Any]) -> None:
         if self._allocations and self._queued_at is None:  # the last allocation ended without a word
             self._down(self._last_at, "unknown", {})
             self._line.begin(self._last_at, QUEUED)
             self._queued_at = self._last_at
-        if self._queued_at is not None:
-            self._queues.append(at - self._queued_at)
+            if self._down_now is not None:
+                self._down_now.requeued = True
+        if self._queued_at is not None and self._down_now is not None:
+            self._down_now.queued_s += at - self._queued_at
         self._allocations += 1
         self._queued_at, self._allocated_at = None, at
+        self._complete = self._failed = False  # somebody has taken it up again
         self._line.begin(at, DOWN)
 
     def _on_attempt_started(self, at: float, fact: Mapping[str, Any]) -> None:
@@ -122,7 +143,13 @@ class _Reader:
 
     def _on_resumed(self, at: float, fact: Mapping[str, Any]) -> None:
         step = fact.get("step")
-        self._line.lose(self._passed_at(step) if isinstance(step, int) else self._start, self._launched_at)
+        self._lose(self._passed_at(step) if isinstance(step, int) else self._start, self._launched_at)
+
+    def _lose(self, since: float, until: float) -> None:
+        before = self._line.total(LOST)
+        self._line.lose(since, until)
+        if self._stops:
+            self._stops[-1].lost_s += self._line.total(LOST) - before
 
     def _passed_at(self, step: int) -> float:
         """When ``step`` was complete: its save began then, or, where a copy in memory was enough, rank 0 reported it."""
@@ -131,17 +158,19 @@ class _Reader:
         return max((at for reported, at in self._reported if reported <= step), default=self._start)
 
     def _on_started_fresh(self, at: float, fact: Mapping[str, Any]) -> None:
-        self._line.lose(self._start, self._launched_at)
+        self._lose(self._start, self._launched_at)
 
     def _on_first_step(self, at: float, fact: Mapping[str, Any]) -> None:
         if self._line.now != DOWN or int(fact.get("attempt") or 0) <= self._ended_attempt:
             return  # the last words of an attempt may arrive after its end
         up = max(self._line.spans[-1].start, at - self._step_s)
-        if self._allocated_at is not None:
-            self._starts.append(up - self._allocated_at)
-        elif self._fault_at is not None:
-            self._relaunches.append(up - self._fault_at)
-        self._allocated_at = self._fault_at = None
+        if self._down_now is not None:
+            self._down_now.up_at = up
+            if self._allocated_at is not None:
+                self._down_now.start_s = up - self._allocated_at
+        elif self._allocated_at is not None and self._first_start_s is None:
+            self._first_start_s = up - self._allocated_at
+        self._allocated_at = self._down_now = None
         self._saved_at = up
         self._line.begin(up, TRAINING)
 
@@ -208,7 +237,7 @@ class _Reader:
         since = fact.get("since")
         began = float(since) if isinstance(since, (int, float)) else at
         # A step that was reported later than that proves that training went on.
-        self._down(min(at, max(began, self._stepped_at)), str(fact.get("cause", "unknown")), fact)
+        self._down(min(at, max(began, self._stepped_at)), str(fact.get("cause", "unknown")), fact, noticed_at=at)
 
     def _on_stopped(self, at: float, fact: Mapping[str, Any]) -> None:
         self._down(at, str(fact.get("why") or "unknown"), fact)
@@ -216,25 +245,32 @@ class _Reader:
     def _on_attempt_stopped(self, at: float, fact: Mapping[str, Any]) -> None:
         if self._line.now in (TRAINING, SAVING):
             self._down(max(self._stepped_at, self._line.spans[-1].start), str(fact.get("cause") or "unknown"), fact)
+        elif self._down_now is not None and self._down_now.attempt == int(fact.get("attempt") or 0):
+            self._down_now.cause = str(fact.get("cause") or self._down_now.cause)  # the ranks do not know why they were asked
 
-    def _down(self, at: float, cause: str, fact: Mapping[str, Any]) -> None:
-        if self._line.now not in (TRAINING, SAVING) and (self._fault_at is not None or self._queued_at is not None):
+    def _down(self, at: float, cause: str, fact: Mapping[str, Any], *, noticed_at: float | None = None) -> None:
+        if self._line.now not in (TRAINING, SAVING) and (self._down_now is not None or self._queued_at is not None):
             return  # one failure has many messengers
         self._ended_attempt = self._attempt
         self._line.begin(at, DOWN)
-        self._fault_at = self._line.spans[-1].start
-        self._failures.append(Failure(self._fault_at - self._start, cause, str(fact.get("node", ""))))
+        at = self._line.spans[-1].start
+        self._down_now = Interruption(at, cause, str(fact.get("node") or ""), self._attempt, max(at, noticed_at or at))
+        self._stops.append(self._down_now)
 
     def _on_requeue_started(self, at: float, fact: Mapping[str, Any]) -> None:
         self._requeues += 1
-        self._fault_at, self._queued_at = None, at
+        self._queued_at = at
+        if self._down_now is not None:
+            self._down_now.requeued = True
         self._line.begin(at, QUEUED)
 
     def _on_finished(self, at: float, fact: Mapping[str, Any]) -> None:
+        self._finished_at = at
         self._line.begin(at, DOWN)
 
     def _on_run_completed(self, at: float, fact: Mapping[str, Any]) -> None:
         self._complete = True
+        self._finished_at = at if self._finished_at is None or self._line.now in (TRAINING, SAVING) else self._finished_at
         self._line.begin(at, DOWN)
 
     def _on_run_failed(self, at: float, fact: Mapping[str, Any]) -> None:
@@ -245,7 +281,8 @@ class _Reader:
         line = self._line
         line.spans[-1].end = max(line.spans[-1].start, end)
         if self._failed:  # nobody will ever use what was not saved
-            line.lose(max(self._marks.values(), default=start), end)
+            self._lose(max(self._marks.values(), default=start), end)
+        trace, costs = sorted_out(self._stops, self._incidents.all, start, end)
         ledger = Ledger(
             wall_s=end - start,
             productive_s=line.total(TRAINING),
@@ -253,11 +290,17 @@ class _Reader:
             lost_s=line.total(LOST),
             restart_s=line.total(DOWN),
             queued_s=line.total(QUEUED),
-            failures=len(self._failures),
+            failures=len(trace.failures),
             requeues=self._requeues,
         )
-        median = {name: statistics.median(values) if values else None for name, values in (
-            ("interval_s", self._intervals), ("save_s", self._saves), ("start_s", self._starts),
-            ("relaunch_s", self._relaunches), ("queue_s", self._queues))}  # fmt: skip
-        trace = Trace(tuple(self._failures), end - start)
-        return Account(ledger, trace, Measured(**median), self._nodes, self._complete, tuple(line.spans))
+        saves = len(self._saves)
+        measured = Measured(
+            step_s=self._step_s or None,
+            interval_s=statistics.median(self._intervals) if self._intervals else None,
+            per_save_s=(ledger.productive_s + ledger.lost_s) / saves if saves else None,
+            save_s=ledger.saving_s / saves if saves else None,
+            first_start_s=self._first_start_s,
+            end_s=end - self._finished_at if self._complete and self._finished_at is not None else None,
+            **costs,
+        )
+        return Account(ledger, trace, measured, self._nodes, self._complete, tuple(line.spans))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from slurm_resilience.errors import FormatError
 VERSION = 1
 FILE_NAME = "events.jsonl"
 _STEP_REPORT = b'"event": "step_reported"'
+_STOPPED = b'"event": "attempt_stopped"'
+_STEP = re.compile(rb'"step": (\d+)')
 # How far apart two lines may stand and still be put into order.  A supervisor that was replaced may write for a second more.
 _WINDOW = 512
 _RESERVED = frozenset({"v", "seq", "t", "restart", "attempt", "event"})
@@ -102,8 +105,9 @@ def _in_order(facts: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def read_for_standing(run_dir: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
     """The facts of a run, in order, without most of the step reports, which are the mass of a long run's file.
 
-    The last one before any other fact is kept, and the first after it: what is folded from them is where training was when
-    something else happened, and how fast it went.  A gigabyte takes seconds, in bounded memory.
+    The last one before any other fact is kept, the first after it, and the one with which training is again where it was
+    before it went back: what is folded from them is where training was when something else happened, how fast it went, and
+    when it had caught up.  A gigabyte takes seconds, in bounded memory.
     """
     try:
         file = open(Path(run_dir) / FILE_NAME, "rb")
@@ -115,19 +119,36 @@ def read_for_standing(run_dir: str | os.PathLike[str]) -> Iterator[dict[str, Any
 
 def _without_most_reports(lines: Iterable[bytes]) -> Iterator[bytes]:
     last: bytes | None = None
-    follows = False
+    follows = behind = False
+    furthest = -1
     for raw in lines:
         if _STEP_REPORT in raw:
-            last, follows = (None, False) if follows else (raw, False)
-            if last is None:
+            if follows:
+                behind = _step(raw) < furthest
                 yield raw
+                last, follows = None, False
+            elif behind and _step(raw) >= furthest:
+                behind = False
+                yield raw
+                last = None
+            else:
+                last = raw
         else:
             if last is not None:
+                furthest = max(furthest, _step(last))
                 yield last
+            if _STOPPED in raw:  # how far the ranks were, by their heartbeats
+                furthest = max(furthest, _step(raw))
             yield raw
             last, follows = None, True
     if last is not None:
         yield last
+
+
+def _step(raw: bytes) -> int:
+    """The step in a line, -1 where it has none."""
+    found = _STEP.search(raw)
+    return int(found[1]) if found else -1
 
 
 def parse(raw: bytes) -> dict[str, Any] | None:

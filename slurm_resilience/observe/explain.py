@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurm_resilience.errors import Cause
 from slurm_resilience.observe.events import read_events
+from slurm_resilience.observe.failures import SUPERVISOR_LOST
 from slurm_resilience.observe.incidents import Incident, Incidents
 
 _Event = Mapping[str, Any]
@@ -31,7 +31,7 @@ MEANS = {
     "preemption": "Slurm took the nodes for another job",
     "time_limit": "the job's time was nearly over",
     "cancelled": "somebody ended the job",
-    "supervisor_lost": "the supervisor died and was started again",
+    SUPERVISOR_LOST: "the supervisor died and was started again",
     "unknown": "an end that nobody explained",
 }
 # What follows an incident and belongs to it, until the next one.
@@ -39,7 +39,7 @@ _NEXT = frozenset(
     {
         "decided", "attempt_started", "attempt_adopted", "resumed", "started_fresh", "first_step", "requeue_started",
         "requeue_done", "requeue_failed", "allocation_started", "supervisor_restarted", "supervisor_took_over", "run_failed",
-        "run_completed", "checkpoint_quarantined", "agent_lost", "node_gone", "stop_deadline_passed",
+        "run_completed", "checkpoint_quarantined", "checkpoint_passed_over", "agent_lost", "node_gone", "stop_deadline_passed",
         "warning_explained",
     }
 )  # fmt: skip
@@ -47,20 +47,24 @@ _NEXT = frozenset(
 
 @dataclass
 class Explanation:
-    """One incident with all that belongs to it.  ``cause`` is a :class:`Cause`, or "supervisor_lost" where nothing else was.
+    """One incident with all that belongs to it.
 
     ``record`` is None where there is none that can be read.  ``first`` is the exception that began it, None where none did;
     ``echoes`` are those that followed.  ``taken_up``: when somebody began the run again that had ended by it (wall clock).
     """
 
     incident: Incident
-    cause: str
     followed_by: list[_Event] = field(default_factory=list)
     first: Mapping[str, Any] | None = None
     echoes: list[Mapping[str, Any]] = field(default_factory=list)
     failed_saves: list[Mapping[str, Any]] = field(default_factory=list)
     record: Mapping[str, Any] | None = None
     taken_up: float | None = None
+
+    @property
+    def cause(self) -> str:
+        """That of the incident, as every view names it."""
+        return self.incident.cause
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -69,7 +73,7 @@ class Explanation:
         then = [{key: value for key, value in each.items() if key not in ("v", "seq", "plan")} for each in self.followed_by]
         decided = [each for each in then if each["event"] == "decided"]
         return {
-            **found, "cause": self.cause, "means": MEANS.get(self.cause, self.cause), "first_exception": self.first,
+            **found, "means": MEANS.get(self.cause, self.cause), "first_exception": self.first,
             "echoes": self.echoes, "failed_saves": self.failed_saves, "decisions": decided,
             "next": [each for each in then if each["event"] != "decided"], "evidence": record, "taken_up": self.taken_up,
         }  # fmt: skip
@@ -86,7 +90,7 @@ def explain(run_dir: Path) -> list[Explanation]:
         if event["event"] == "exception":
             raised.setdefault(int(event["attempt"]), []).append(event)
     for each in found:
-        if each.cause == "supervisor_lost":
+        if each.cause == SUPERVISOR_LOST:
             continue
         each.record = _record(run_dir, each.incident.attempt)
         each.failed_saves = failed.get(each.incident.attempt, [])
@@ -106,43 +110,16 @@ def stories(events: Iterable[_Event]) -> list[Explanation]:
     fold = Incidents()
     found: list[Explanation] = []
     open_: Explanation | None = None
-    last_t, last_step = 0.0, None
     for event in events:
         name, count = str(event["event"]), len(fold.all)
         fold.apply(event)
-        new = fold.all[count:] if len(fold.all) > count else []
-        for incident in new:
-            open_ = Explanation(incident, "")
-            found.append(open_)
-        if name == "supervisor_restarted":
-            if new and open_ is not None:
-                open_.cause = "supervisor_lost"
-            else:
-                lost = Incident(
-                    "unknown", last_t, event["attempt"], event["restart"], detail="its supervisor ended without a word"
-                )
-                open_ = Explanation(lost, "supervisor_lost")
-                found.append(open_)
-            open_.incident.step = last_step
-        elif name == "run_failed" and (open_ is None or _is_over(open_)) and event.get("cause") != str(Cause.UNKNOWN):
-            incident = Incident(
-                str(event["cause"]), float(event["t"]), event["attempt"], event["restart"], detail=str(event.get("reason", ""))
-            )
-            open_ = Explanation(incident, "")
+        for incident in fold.all[count:]:
+            open_ = Explanation(incident)
             found.append(open_)
         if name == "allocation_started" and open_ is not None and open_.taken_up is None and _ended_run(open_):
             open_.taken_up = float(event["t"])
         if open_ is not None and name in _NEXT and not _is_over(open_):
             open_.followed_by.append(event)
-        if name == "attempt_adopted" and open_ is not None and open_.cause == "supervisor_lost":
-            open_.incident.recovered = True
-        last_t = max(last_t, float(event["t"]))
-        if isinstance(event.get("step"), int) and name in ("step_reported", "first_step", "checkpoint_committed"):
-            last_step = event["step"]
-    for each in found:
-        each.cause = each.cause or str(each.incident.cause)
-        if each.cause == "supervisor_lost" and any(later is not each and later.incident is each.incident for later in found):
-            found.remove(each)
     return found
 
 

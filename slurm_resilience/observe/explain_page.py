@@ -18,8 +18,8 @@ _TRACE_LINES, _TAIL_LINES, _KERNEL_LINES, _RANKS = 12, 8, 5, 8
 _NAMES = {"first_step": "first step", "caught_up": "caught up"}
 
 
-def page(one: Explanation, *, number: int, of: int, columns: int = _WIDTH) -> str:
-    """The page, no wider than ``columns`` but for what it quotes."""
+def page(one: Explanation, *, number: int | None, of: int, columns: int = _WIDTH) -> str:
+    """The page, no wider than ``columns`` but for what it quotes; ``number`` is None for what was ended on purpose."""
     lines = [_title(one, number, of), ""]
     for label, texts in _parts(one):
         for position, text in enumerate(texts):
@@ -27,9 +27,10 @@ def page(one: Explanation, *, number: int, of: int, columns: int = _WIDTH) -> st
     return "\n".join(lines)
 
 
-def _title(one: Explanation, number: int, of: int) -> str:
+def _title(one: Explanation, number: int | None, of: int) -> str:
     where = _where(one.incident.rank, one.incident.node)
-    title = f"Incident {number} of {of}: {one.cause}{f', {where}' if where else ''}"
+    name = "Ended on purpose" if number is None else f"Incident {number} of {of}"
+    title = f"{name}: {one.cause}{f', {where}' if where else ''}"
     return f"{title}\n{'=' * len(title)}"
 
 
@@ -40,9 +41,9 @@ def _parts(one: Explanation) -> Iterator[tuple[str, list[str]]]:
     yield "when", [f"{stamp} UTC, attempt {found.attempt}{step}"]
     yield "what", [MEANS.get(one.cause, one.cause)]
     detail = found.detail or "nothing more is known"
-    yield "why", [detail]
-    if one.first is not None:
+    if one.first is not None:  # the cause before what it looked like from outside
         yield "first", list(_exception(one.first))
+    yield "why", [detail]
     if one.echoes:
         yield "echoes", list(_echoes(one.echoes))
     if one.failed_saves:
@@ -86,9 +87,13 @@ def _exception(first: Mapping[str, Any]) -> Iterator[str]:
 def _echoes(echoes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for each in echoes[:_ECHOES]:
         message = " ".join(str(each.get("message", "")).split())
-        yield f"{_where(each.get('rank'), each.get('node'))}: {each.get('type')}: {message[:_ECHO_CHARS]}"
+        yield f"{_where(each.get('rank'), each.get('node'))}: {each.get('type')}: {_cut(message, _ECHO_CHARS)}"
     if len(echoes) > _ECHOES:
         yield f"and {len(echoes) - _ECHOES} more"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
 
 def _end(each: Mapping[str, Any]) -> str:
@@ -100,13 +105,10 @@ def _end(each: Mapping[str, Any]) -> str:
 def _phases(one: Explanation) -> str:
     phases = one.incident.as_dict()["phases"]
     shown = [f"{_NAMES.get(name, name)} {seconds:.2f} s" for name, seconds in phases.items() if name != "fault"]
-    back = f"back after {one.incident.seconds:.2f} s" if one.incident.seconds is not None else ""
-    if one.cause == "supervisor_lost" and one.incident.recovered and not back:
-        back = "all ranks had gone on meanwhile"
-    gone = "it ended on purpose" if one.cause == "cancelled" else "it did not come back"
-    if one.taken_up is not None:
-        back = back or f"{gone}; the run was taken up again {short(one.taken_up - one.incident.t)} later"
-    return "; ".join(filter(None, [", ".join(shown), back or gone]))
+    end = one.incident.outcome()
+    if one.taken_up is not None and one.incident.seconds is None:
+        end += f"; the run was taken up again {short(one.taken_up - one.incident.t)} later"
+    return "; ".join(filter(None, [", ".join(shown), end]))
 
 
 def _then(one: Explanation) -> Iterator[str]:
@@ -122,6 +124,8 @@ def _then(one: Explanation) -> Iterator[str]:
                 yield f"it resumed at step {event.get('step')} from {event.get('checkpoint')}{again}"
             case "started_fresh":
                 yield "there was no checkpoint: it started at step 0"
+            case "checkpoint_passed_over":
+                yield f"checkpoint {event.get('name')} was passed over: {event.get('reason')}"
             case "checkpoint_quarantined":
                 yield f"checkpoint {event.get('name')} was quarantined: {event.get('reason')}"
             case "supervisor_restarted":

@@ -1,4 +1,4 @@
-"""When did things fail?  The values that accounts yield and replays take."""
+"""When did things fail, and what did each failure cost?  The values that accounts yield and replays take."""
 
 from __future__ import annotations
 
@@ -6,19 +6,41 @@ from dataclasses import dataclass
 
 from slurm_resilience.errors import Cause
 
+# The supervisor died while its ranks ran, and another one took its place in the same allocation.  No budget counts it, so it is
+# no :class:`Cause`; every view of a run names it so.
+SUPERVISOR_LOST = "supervisor_lost"
+
+
+def is_fault(cause: str) -> bool:
+    """Something went wrong.  What somebody ended on purpose is an ending: there is nothing to come back from."""
+    return cause != Cause.CANCELLED.value
+
 
 @dataclass(frozen=True)
 class Failure:
-    """One failure, ``at_s`` seconds after the start of the trace."""
+    """One failure, ``at_s`` seconds after the start of the trace.
+
+    The rest is what the run itself showed of it, where it did: ``lost_s`` seconds of work that had to be done again,
+    ``requeued`` whether it went on in another allocation, ``back`` whether it went on at all.
+    """
 
     at_s: float
     cause: str = Cause.NODE_LOST.value
     node: str = ""
+    lost_s: float | None = None
+    requeued: bool | None = None
+    back: bool = True
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Failures in order, over ``length_s`` seconds."""
+    """Failures in order, over ``length_s`` seconds.
+
+    ``moves``: attempts that were ended on purpose and went on, to take nodes in for instance; ``ending``: the end that somebody
+    made of the run.  Neither is a failure.
+    """
 
     failures: tuple[Failure, ...]
     length_s: float
+    moves: tuple[Failure, ...] = ()
+    ending: Failure | None = None

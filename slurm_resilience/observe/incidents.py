@@ -13,15 +13,20 @@ fault, absent where they do not apply:
     verified   what was loaded had been checked
     first_step every rank had completed a step
     caught_up  the step was reached at which the fault struck
+
+All that is said of a run's incidents anywhere comes from here: which there are, their causes and numbers, how they ended, and
+how many steps had to be done again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from slurm_resilience.errors import Cause
+from slurm_resilience.observe.duration import short
+from slurm_resilience.observe.failures import SUPERVISOR_LOST, is_fault
 
 _Event = Mapping[str, Any]
 PHASES = ("fault", "detected", "stopped", "requeued", "allocated", "launched", "loaded", "verified", "first_step", "caught_up")
@@ -32,15 +37,19 @@ _PHASE_OF_EVENT = {
     "resumed": "loaded",
     "started_fresh": "loaded",
 }
+# Steps of other things than what this attempt has done by then.
+_TELL_NO_STEP = frozenset({"resumed", "checkpoint_started", "checkpoint_quarantined", "checkpoint_passed_over", "exception",
+                           "checkpoint_failed", "first_steps_checked", "run_failed", "run_completed"})  # fmt: skip
 _SILENT_END = "its supervisor ended without a word"
 
 
 @dataclass
 class Incident:
-    """One pass through the loop.  ``t`` is the wall-clock time of the fault; ``step`` the step that was reached by then.
+    """One pass through the loop.  ``t`` is the wall-clock time of the fault; ``step`` the last one that was reached before it.
 
     ``resumed_step`` is where training went on, None where it started afresh or did not go on.  ``recovered``: a step was
-    completed again.  ``attempt`` and ``restart`` are those that the fault ended.
+    completed again, or ``went_on``: all ranks had gone on without their supervisor.  ``attempt`` and ``restart`` are those that
+    the fault ended.
     """
 
     cause: str
@@ -53,7 +62,16 @@ class Incident:
     step: int | None = None
     resumed_step: int | None = None
     recovered: bool = False
+    went_on: bool = False
     phases: dict[str, float] = field(default_factory=lambda: {"fault": 0.0})
+    # The attempt whose steps ``step`` counts, and the step before the first one of the attempt that came back.
+    _stepped_by: int = -1
+    _back_from: int | None = None
+
+    @property
+    def fault(self) -> bool:
+        """False for what somebody ended on purpose."""
+        return is_fault(self.cause)
 
     @property
     def seconds(self) -> float | None:
@@ -62,15 +80,54 @@ class Incident:
 
     @property
     def steps_lost(self) -> int | None:
-        """Steps that had to be done again."""
+        """Steps that had to be done again: all that any event tells of beyond where training went on; None where unknown."""
         if self.step is None or self.step < 0 or not self.recovered:
             return None
-        return max(0, self.step - (self.resumed_step or 0))
+        if self.went_on:
+            return 0
+        again_from = self.resumed_step if self.resumed_step is not None else self._back_from
+        return None if again_from is None else max(0, self.step - again_from)
+
+    def outcome(self, *, open_: bool = False) -> str:
+        """How it ended, in a few words; ``open_``: it may still come back."""
+        if self.seconds is not None:
+            return f"back in {short(self.seconds)}"
+        if self.went_on:
+            return "all ranks had gone on"
+        if not self.fault:
+            return "ended on purpose"
+        return "not back yet" if open_ else "did not come back"
 
     def as_dict(self) -> dict[str, Any]:
         """JSON values, phases in their order."""
         phases = {name: self.phases[name] for name in PHASES if name in self.phases}
-        return {**asdict(self), "phases": phases, "seconds": self.seconds, "steps_lost": self.steps_lost}
+        plain = {name: value for name, value in asdict(self).items() if not name.startswith("_")}
+        return {**plain, "phases": phases, "seconds": self.seconds, "steps_lost": self.steps_lost, "fault": self.fault}
+
+
+def faults(incidents: Iterable[Incident]) -> list[Incident]:
+    """Those that went wrong, without what was ended on purpose: what is meant wherever incidents are counted."""
+    return [incident for incident in incidents if incident.fault]
+
+
+def numbered(incidents: Iterable[Incident]) -> list[tuple[int | None, Incident]]:
+    """Each with the number by which every view names it, from 1; None for what was ended on purpose."""
+    out: list[tuple[int | None, Incident]] = []
+    count = 0
+    for incident in incidents:
+        count += incident.fault
+        out.append((count if incident.fault else None, incident))
+    return out
+
+
+def steps_done_again(incidents: Iterable[Incident]) -> int:
+    """All steps whose results faults took away."""
+    return sum(incident.steps_lost or 0 for incident in faults(incidents))
+
+
+def still_open(incidents: Sequence[Incident], incident: Incident, *, over: bool) -> bool:
+    """It may still come back: it is the last one of a run that goes on."""
+    return not over and incident is incidents[-1]
 
 
 class Incidents:
@@ -81,7 +138,8 @@ class Incidents:
         self._open: Incident | None = None
         self._warning: Incident | None = None
         self._catching_up: list[Incident] = []
-        self._step = -1
+        self._step = self._stepped_by = -1
+        self._came_back: dict[int, Incident] = {}  # by the attempt that did
         self._last_t = 0.0
         self._running = False
 
@@ -100,44 +158,72 @@ class Incidents:
         recovered = None
         if name in ("fault_detected", "warning_received", "warning_explained", "attempt_stopped"):
             getattr(self, f"_{name}")(event, t)
-        elif name in ("allocation_started", "supervisor_restarted") and self._running and self._open is None:
-            lost = Incident(str(Cause.UNKNOWN), self._last_t, event["attempt"], event["restart"], detail=_SILENT_END)
-            lost.step = self._step if self._step >= 0 else None
-            self._begin(lost, t)
-        elif name == "attempt_adopted" and self._open is not None and self._open.detail == _SILENT_END:
-            self.all.remove(self._open)
-            self._open = None
+        elif name in ("allocation_started", "supervisor_restarted", "supervisor_took_over"):
+            self._supervisor_gone(event, t)
+        elif name == "attempt_adopted":
+            self._adopted(event)
         elif name == "first_step":
             recovered = self._first_step(event, t)
-        if name in _PHASE_OF_EVENT and self._open is not None:
-            verify_s = float(event.get("verify_s") or 0.0)
-            self._mark(self._open, _PHASE_OF_EVENT[name], t - verify_s)
-            if name == "resumed":
-                self._open.resumed_step = event.get("step")
-                if verify_s:
-                    self._mark(self._open, "verified", t)
+        self._note_phase(event, t)
         if name in ("ranks_launched", "attempt_adopted"):
             self._running = True
         elif name in ("attempt_stopped", "run_completed", "run_failed"):
             self._running = False
+        if name == "run_failed":
+            self._run_failed(event, t)
         if name in ("run_completed", "run_failed"):
             self._open = self._warning = None
         self._last_t = max(self._last_t, t)
         return recovered
 
+    def _supervisor_gone(self, event: _Event, t: float) -> None:
+        """Another supervisor begins.  In the same allocation the one before was lost; else nobody knows what ended that."""
+        if self._open is not None or event["event"] == "supervisor_took_over" or not self._running:
+            return
+        if self._warning is not None and event["event"] == "allocation_started":  # the warning says why
+            self._warning.step, self._warning._stepped_by = self._step if self._step >= 0 else None, self._stepped_by
+            self._begin(self._warning, None)
+            self._warning = None
+            return
+        cause = SUPERVISOR_LOST if event["event"] == "supervisor_restarted" else str(Cause.UNKNOWN)
+        self._begin(self._incident(cause, self._last_t, event, detail=_SILENT_END), t)
+
+    def _adopted(self, event: _Event) -> None:
+        if self._open is not None and self._open.detail == _SILENT_END:
+            self._open.recovered = self._open.went_on = True
+            self._open = None
+
+    def _run_failed(self, event: _Event, t: float) -> None:
+        """A run that nothing had gone wrong with so far: that end is what there is to tell."""
+        if self._open is None and str(event.get("cause")) not in ("None", str(Cause.UNKNOWN)):
+            self._begin(self._incident(str(event["cause"]), t, event, detail=str(event.get("reason", ""))), None)
+
+    def _note_phase(self, event: _Event, t: float) -> None:
+        phase, incident = _PHASE_OF_EVENT.get(event["event"]), self._open
+        if event["event"] == "resumed":
+            incident = incident or self._came_back.get(int(event.get("attempt") or 0))  # it may be told after the first step
+            if incident is not None:
+                incident.resumed_step = event.get("step")
+        if phase is None or incident is None or incident.recovered:
+            return
+        verify_s = float(event.get("verify_s") or 0.0)
+        self._mark(incident, phase, t - verify_s)
+        if event["event"] == "resumed" and verify_s:
+            self._mark(incident, "verified", t)
+
+    def _incident(self, cause: str, t: float, event: _Event, **more: Any) -> Incident:
+        reached = self._step if self._step >= 0 else None
+        attempt, restart = int(event.get("attempt") or 0), int(event.get("restart") or 0)
+        return Incident(cause, t, attempt, restart, step=reached, _stepped_by=self._stepped_by, **more)
+
     def _fault_detected(self, event: _Event, t: float) -> None:
         since = float(event.get("since", t))
-        found = Incident(
-            event["cause"], since, event["attempt"], event["restart"],
-            event.get("node"), event.get("rank"), event.get("detail", ""), self._step if self._step >= 0 else None,
-        )  # fmt: skip
-        self._begin(found, t)
+        where = {"node": event.get("node"), "rank": event.get("rank"), "detail": event.get("detail", "")}
+        self._begin(self._incident(str(event.get("cause", Cause.UNKNOWN)), since, event, **where), t)
 
     def _warning_received(self, event: _Event, t: float) -> None:
         if self._warning is None:
-            step = self._step if self._step >= 0 else None
-            cause = str(Cause.UNKNOWN)
-            self._warning = Incident(cause, t, event["attempt"], event["restart"], detail=str(event["signal"]), step=step)
+            self._warning = self._incident(str(Cause.UNKNOWN), t, event, detail=str(event.get("signal", "")))
             self._mark(self._warning, "detected", t)
 
     def _warning_explained(self, event: _Event, t: float) -> None:
@@ -147,7 +233,7 @@ class Incidents:
 
     def _attempt_stopped(self, event: _Event, t: float) -> None:
         if self._open is None and self._warning is not None and not event.get("fault"):
-            self._warning.step = self._step if self._step >= 0 else None
+            self._warning.step, self._warning._stepped_by = self._step if self._step >= 0 else None, self._stepped_by
             self._begin(self._warning, None)
             self._warning = None
         if self._open is not None:
@@ -162,6 +248,9 @@ class Incidents:
         if incident is not None:
             self._mark(incident, "first_step", t)
             incident.recovered = True
+            if isinstance(event.get("step"), int):
+                incident._back_from = event["step"] - 1
+            self._came_back = {int(event.get("attempt") or 0): incident}
             self._catching_up.append(incident)
             self._note_step(event, t)
         return incident
@@ -176,10 +265,18 @@ class Incidents:
         incident.phases.setdefault(phase, round(max(0.0, t - incident.t), 4))
 
     def _note_step(self, event: _Event, t: float) -> None:
-        step = event.get("step")
-        if not isinstance(step, int) or event["event"] in ("resumed", "checkpoint_started", "run_completed"):
+        step, attempt = event.get("step"), int(event.get("attempt") or 0)
+        if not isinstance(step, int) or event["event"] in _TELL_NO_STEP:
+            return
+        # What an attempt did may be told late: its agents keep it while there is no supervisor.
+        for incident in reversed(self.all[-2:]):
+            if incident._stepped_by == attempt and not incident.went_on and incident.step is not None:
+                incident.step = max(incident.step, step)
+        if attempt < self._stepped_by:
             return
         for incident in [each for each in self._catching_up if each.step is None or step >= each.step]:
             self._mark(incident, "caught_up", t)
             self._catching_up.remove(incident)
-        self._step = step if event["event"] in ("first_step", "step_reported") else max(self._step, step)
+        follows = attempt > self._stepped_by and event["event"] in ("first_step", "step_reported")
+        self._step = step if follows else max(self._step, step)
+        self._stepped_by = attempt if follows or self._stepped_by < 0 else self._stepped_by

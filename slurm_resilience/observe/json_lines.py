@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from slurm_resilience.observe.json_text import dumps
 from slurm_resilience.observe.narrator import Narrator
 
 _ERRORS = frozenset({"fault_detected", "exception", "run_failed", "requeue_failed", "agent_lost", "agent_start_failed"})
@@ -40,4 +40,4 @@ def line(message: str, *, level: str = "info", t: float | None = None, **fields:
     """One object.  ``t``: wall-clock seconds; now where it is left out."""
     t = time.time() if t is None else t
     stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(t))}.{int(t % 1 * 1000):03d}Z"
-    return json.dumps({"time": stamp, "level": level, "message": message, **fields}, default=str)
+    return dumps({"time": stamp, "level": level, "message": message, **fields})

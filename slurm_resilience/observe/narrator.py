@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from slurm_resilience.observe.endings import ending
 from slurm_resilience.observe.incidents import Incident, Incidents
 
 _EVERY_S = 10.0
@@ -25,6 +26,8 @@ class Narrator:
         self._untold_checkpoints: list[Any] = []
         self._joined: set[str] = set()
         self._nodes: list[str] = []
+        self._decision = ""
+        self._slurm = True
 
     def catch_up(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Take what was told earlier into account, without telling it again."""
@@ -69,6 +72,7 @@ class Narrator:
     def _allocation_started(self, event: Mapping[str, Any]) -> str:
         self._nodes = list(event["nodes"])
         self._joined = set()
+        self._slurm = event.get("job_id") not in (None, "", "local")
         job = f"job {event['job_id']}" if event.get("job_id") else "this machine"
         again = f", restart {event['restart']}" if event.get("restart") else ""
         return f"{job}{again}: {_nodes(self._nodes)}"
@@ -93,7 +97,7 @@ class Narrator:
     def _agent_joined(self, event: Mapping[str, Any]) -> str:
         first = event["node"] not in self._joined
         self._joined.add(event["node"])
-        if first and self._nodes and self._joined >= set(self._nodes):
+        if first and len(self._joined) >= len(self._nodes) > 0 and self._joined >= set(self._nodes):
             return f"all {len(self._nodes)} agents are here" if len(self._nodes) > 1 else "the agent is here"
         return "" if first else f"{event['node']}: its agent is back"
 
@@ -197,13 +201,14 @@ class Narrator:
             return f"{event['signal']} again ({event['source']})"
         if event["signal"] == "drain":  # it is explained at once
             return ""
-        return f"warning: {event['signal']} ({event['source']}); asking Slurm why"
+        return f"warning: {event['signal']} ({event['source']}){'; asking Slurm why' if self._slurm else ''}"
 
     def _warning_explained(self, event: Mapping[str, Any]) -> str:
         if "deadline" not in event:
             return ""
         left = float(event["deadline"]) - float(event["t"])
-        return f"why: {event['cause']} ({event.get('detail')}); {max(0.0, left):.0f} s left"
+        detail = f" ({event['detail']})" if event.get("detail") else ""
+        return f"why: {event['cause']}{detail}; {max(0.0, left):.0f} s left"
 
     def _straggler_found(self, event: Mapping[str, Any]) -> str:
         whole = ", as is its whole node" if event.get("whole_node") else ""
@@ -244,6 +249,7 @@ class Narrator:
         return f"attempt {event['attempt']}: {how}{_at(event)} ({event['cause']}){_since(untold)}"
 
     def _decided(self, event: Mapping[str, Any]) -> str:
+        self._decision = str(event["reason"])
         return f"decision: {event['action']}: {event['reason']}"
 
     def _requeue_started(self, event: Mapping[str, Any]) -> str:
@@ -262,9 +268,8 @@ class Narrator:
         return f"run complete{_at(event)}{_since(untold)}"
 
     def _run_failed(self, event: Mapping[str, Any]) -> str:
-        cause, reason = str(event["cause"]), str(event["reason"])
-        known = reason.startswith((cause, cause.replace("_", " ")))
-        return f"run ended: {'' if known else f'{cause}: '}{reason} (exit code {event['exit_code']})"
+        told = bool(self._decision) and str(event["reason"]) == self._decision
+        return f"run ended{'' if told else f': {ending(event)}'} (exit code {event['exit_code']})"
 
 
 def recovery(incident: Incident) -> str:

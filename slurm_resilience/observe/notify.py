@@ -6,7 +6,6 @@ fails is said in the run's log and changes nothing else.
 
 from __future__ import annotations
 
-import json
 import os
 import queue
 import shlex
@@ -22,6 +21,7 @@ from typing import Any
 
 from slurm_resilience.config import NotifyConfig
 from slurm_resilience.errors import ConfigError, nearest
+from slurm_resilience.observe.json_text import dumps
 from slurm_resilience.observe.narrator import Narrator
 from slurm_resilience.observe.vocabulary import EVENTS
 
@@ -158,7 +158,7 @@ class Notifier(threading.Thread):
             self._failed(f"{argv[0]}: {error}")
             return
         try:
-            child.communicate(json.dumps(message, default=str).encode(), timeout=self._config.timeout_s)
+            child.communicate(dumps(message).encode(), timeout=self._config.timeout_s)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, 9)
             child.wait()
@@ -171,7 +171,7 @@ class Notifier(threading.Thread):
         """JSON by POST.  Neither the address nor the headers are ever shown."""
         try:
             url, headers = address(Path(str(self._config.webhook_file)))
-            body = json.dumps(message, default=str).encode()
+            body = dumps(message).encode()
             asked = urllib.request.Request(url, body, {"Content-Type": "application/json", **headers}, method="POST")  # noqa: S310
             with urllib.request.build_opener(_StayThere).open(asked, timeout=self._config.timeout_s):
                 pass

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from slurm_resilience.observe.incidents import faults, steps_done_again
 from slurm_resilience.observe.standing import Observer
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ METRICS: dict[str, Metric] = {
     "checkpoint_bytes": Metric("gauge", (), "its size"),
     "checkpoint_save_seconds": Metric("gauge", (), "how long saving it took"),
     "checkpoint_stall_seconds": Metric("gauge", (), "for how long training stood still for it"),
-    "incidents_total": Metric("counter", ("cause",), "incidents"),
+    "incidents_total": Metric("counter", ("cause",), "faults, by cause; what was ended on purpose is none"),
     "recovery_seconds": Metric("histogram", ("cause",), "seconds from the fault to the first step after it"),
     "steps_lost_total": Metric("counter", (), "steps that had to be done again"),
     "requeues_total": Metric("counter", (), "times that Slurm queued the job again"),
@@ -84,7 +85,7 @@ class RunMetrics:
         self._recoveries: dict[str, _Histogram] = {}
         self._told: set[int] = set()
         self._stall_s: float | None = None
-        self._quarantined = self._requeues = self._steps_lost = 0
+        self._quarantined = self._requeues = 0
         self._slow: set[Any] = set()
 
     def apply(self, event: _Event) -> None:
@@ -117,7 +118,6 @@ class RunMetrics:
             if number not in self._told and incident.recovered and incident.seconds is not None:
                 self._told.add(number)
                 self._recoveries.setdefault(incident.cause, _Histogram()).add(incident.seconds)
-                self._steps_lost += incident.steps_lost or 0
 
     def rows(self) -> Iterator[tuple[str, tuple[str, ...], float]]:
         """Name, label values and value of each gauge and counter; what nobody has said is left out."""
@@ -127,7 +127,7 @@ class RunMetrics:
             "attempt": now.attempt, "restart": now.restart, "ranks": now.world, "step": now.step, "step_seconds": now.step_s,
             "loss": now.loss, "last_report_timestamp_seconds": now.step_at, "last_event_timestamp_seconds": now.last_event_at,
             "checkpoints_committed_total": now.committed, "checkpoints_failed_total": now.failed_saves,
-            "checkpoints_quarantined_total": self._quarantined, "steps_lost_total": self._steps_lost,
+            "checkpoints_quarantined_total": self._quarantined, "steps_lost_total": steps_done_again(now.incidents),
             "checkpoint_step": saved.step if saved else None, "checkpoint_timestamp_seconds": saved.t if saved else None,
             "checkpoint_bytes": saved.bytes if saved else None, "checkpoint_save_seconds": saved.seconds if saved else None,
             "checkpoint_stall_seconds": self._stall_s, "requeues_total": self._requeues, "stragglers": len(self._slow),
@@ -138,7 +138,7 @@ class RunMetrics:
         yield from (("nodes", (agent,), float(agents.count(agent))) for agent in _AGENT)
         yield from ((name, (), float(value)) for name, value in plain.items() if value is not None)
         causes: dict[str, int] = {}
-        for incident in list(now.incidents):
+        for incident in faults(list(now.incidents)):
             causes[incident.cause] = causes.get(incident.cause, 0) + 1
         yield from (("incidents_total", (cause,), float(count)) for cause, count in sorted(causes.items()))
 

@@ -10,13 +10,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from slurm_resilience.errors import Cause
+from slurm_resilience.observe.decisions import left_out
 from slurm_resilience.observe.duration import short
+from slurm_resilience.observe.endings import ending
 from slurm_resilience.observe.incidents import Incident, Incidents
 
 _Event = Mapping[str, Any]
-_PULSE = "pulse"  # written by runtime/epochs.py
-# A batch script restarts a supervisor, and a node takes its place, well before.  Clocks may differ by a little.
+_PULSE = "pulse"  # rewritten every second; see runtime/epochs.py
+# From here on its silence is worth a word.  Clocks may differ by a little.
+_SILENT_S = 4.0
+# In Slurm a batch script restarts a supervisor, and a node takes its place, well before; elsewhere nobody does.
 _NO_PULSE_S = 30.0
+_NO_PULSE_LOCAL_S = 10.0
+_LOCAL = "local"
 
 
 @dataclass
@@ -46,7 +53,8 @@ class Standing:
 
     ``doing`` is one of queued, starting, launching, loading, training, saving, stopping, deciding, requeueing, complete,
     failed, and unsupervised (see :func:`look_for_supervisor`); ``because`` is the sentence that goes with it, ``since`` when it
-    began, where training goes on through its checkpoints.
+    began, where training goes on through its checkpoints.  ``ended_by``: the cause of an end that was not the end of the work.
+    ``silent_s``: how long the supervisor has shown no sign, None where it does, or where nobody can tell.
     """
 
     run_id: str = ""
@@ -72,12 +80,24 @@ class Standing:
     quarantined: list[tuple[str, str]] = field(default_factory=list)
     failed_saves: int = 0
     exit_code: int | None = None
+    ended_by: str = ""
+    silent_s: float | None = None
     incidents: list[Incident] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
         """Nothing more will happen by itself."""
         return self.doing in ("complete", "failed")
+
+    @property
+    def cancelled(self) -> bool:
+        """Somebody ended it on purpose."""
+        return self.doing == "failed" and self.ended_by == Cause.CANCELLED.value
+
+    @property
+    def local(self) -> bool:
+        """It has no Slurm job: nobody but its user starts it again."""
+        return self.job_id in ("", _LOCAL)
 
     @classmethod
     def of(cls, events: Iterable[_Event]) -> Standing:
@@ -89,7 +109,7 @@ class Standing:
 
 
 def look_for_supervisor(standing: Standing, folder: Path, *, now: float) -> None:
-    """Say that nobody looks after a run which is neither over nor queued, and whose supervisor has shown no sign for long.
+    """Say how long a run that is neither over nor queued has had no sign of its supervisor, and when nobody looks after it.
 
     Events alone cannot tell: one that was killed writes no more of them.  The acting supervisor rewrites RUN_DIR/pulse every
     second; a run without that file is left as it is.  ``now``: wall-clock seconds.
@@ -100,10 +120,19 @@ def look_for_supervisor(standing: Standing, folder: Path, *, now: float) -> None
         beat_at = (folder / _PULSE).stat().st_mtime
     except OSError:
         return
-    if now - beat_at > _NO_PULSE_S:
-        before = f"{standing.doing}, {standing.because}"
-        standing.because = f"its supervisor has shown no sign for {short(now - beat_at)}: it ended without a word ({before})"
-        standing.doing, standing.since = "unsupervised", beat_at
+    silent_s = now - beat_at
+    if silent_s < _SILENT_S:
+        return
+    standing.silent_s = silent_s
+    again = "start the same command again, and it goes on from its newest checkpoint"
+    if silent_s < (_NO_PULSE_LOCAL_S if standing.local else _NO_PULSE_S):
+        step = again if standing.local else "its batch script starts another one, or a node takes its place"
+        standing.because += f"; no sign of its supervisor for {short(silent_s)}: if it is dead, {step}"
+        return
+    before = f"{standing.doing}, {standing.because}"
+    remedy = again if standing.local else "where its job is over, submit again with the same --run-dir"
+    standing.because = f"no sign of its supervisor for {short(silent_s)}, it ended without a word ({before}); {remedy}"
+    standing.doing, standing.since = "unsupervised", beat_at
 
 
 class Observer:
@@ -114,6 +143,7 @@ class Observer:
         self._incidents = Incidents()
         self._first: tuple[float, int] | None = None
         self._trains_since: float | None = None
+        self._left_out: dict[str, str] = {}
         self.standing.incidents = self._incidents.all
 
     def apply(self, event: _Event) -> None:
@@ -150,7 +180,7 @@ class Observer:
         now = self.standing
         now.job_id = str(event.get("job_id") or "")
         now.nodes = {str(name): NodeStanding(str(name)) for name in event.get("nodes") or ()}
-        now.world, now.exit_code = 0, None
+        now.world, now.exit_code, now.ended_by = 0, None, ""
         self._do(event, "starting", f"waiting for the agents of {_count(len(now.nodes), 'node')}")
 
     def _supervisor_restarted(self, event: _Event) -> None:
@@ -165,8 +195,8 @@ class Observer:
         self._do(event, "complete", "every rank has reached the end of its work")
 
     def _run_failed(self, event: _Event) -> None:
-        self.standing.exit_code = event.get("exit_code")
-        self._do(event, "failed", f"{event.get('cause')}: {event.get('reason')}")
+        self.standing.exit_code, self.standing.ended_by = event.get("exit_code"), str(event.get("cause") or "")
+        self._do(event, "failed", ending(event))
 
     # --- nodes ---------------------------------------------------------------------------------------------------------
 
@@ -192,8 +222,11 @@ class Observer:
         now.world, now.plan = int(event.get("world") or 0), event.get("plan") or {}
         for name in names:
             now.nodes.setdefault(name, NodeStanding(name))
+        left = {**self._left_out, **(now.plan.get("left_out") or {})}
         for node in now.nodes.values():
             node.in_attempt = node.name in names
+            if node.agent in ("here", "warm"):  # else its agent is the reason
+                node.why = "" if node.in_attempt else str(left.get(node.name, ""))
         self._first = None
         self._do(event, "launching", f"starting {_count(now.world, 'rank')} on {_count(len(names), 'node')}")
 
@@ -250,6 +283,7 @@ class Observer:
         self._do(event, "stopping", f"{event.get('cause')} ({event.get('detail')}); the ranks save and end")
 
     def _decided(self, event: _Event) -> None:
+        self._left_out = left_out(str(event.get("reason", "")))
         doing = {"requeue": "requeueing", "wait": "deciding", "stop": "stopping"}.get(str(event.get("action")))
         if doing is not None:
             self._do(event, doing, str(event.get("reason", "")))

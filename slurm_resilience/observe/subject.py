@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurm_resilience.observe.decisions import about_node
 from slurm_resilience.observe.standing import Observer
 
 _Event = Mapping[str, Any]
@@ -88,8 +89,7 @@ _REASONS = frozenset({"agent_lost", "agent_start_failed", "node_drained", "node_
 def _of_node(event: _Event, name: str) -> str:
     kind = event["event"]
     if kind == "decided":
-        parts = [part.strip() for part in str(event.get("reason", "")).split(";")]
-        return "; ".join(part for part in parts if name in part.split() and part.startswith(name))
+        return about_node(str(event.get("reason", "")), name)
     if kind == "node_suspected":
         return f"ranks that check each other disagree: {event.get('why')}" if name in (event.get("nodes") or ()) else ""
     if kind == "requeue_done":
@@ -153,6 +153,9 @@ def _node_verdict(observer: Observer, name: str, is_in: bool, since: int, why: s
 # --- checkpoints ----------------------------------------------------------------------------------------------------------
 
 
+_BY_NAME = ("checkpoint_committed", "checkpoint_quarantined", "checkpoint_passed_over")
+
+
 def checkpoint(events: Iterable[_Event], word: str) -> Subject | None:
     """What became of a checkpoint, by name, the beginning of one, or step; None for one that no event names."""
     found: dict[str, Subject] = {}
@@ -161,7 +164,7 @@ def checkpoint(events: Iterable[_Event], word: str) -> Subject | None:
     resumed_at: dict[str, int] = {}
     for event in events:
         kind, t, attempt = str(event["event"]), float(event["t"]), int(event.get("attempt") or 0)
-        name = str(event.get("name" if kind in ("checkpoint_committed", "checkpoint_quarantined") else "checkpoint") or "")
+        name = str(event.get("name" if kind in _BY_NAME else "checkpoint") or "")
         step = event.get("step")
         if kind == "checkpoint_failed" and str(step) == word:
             pending.append((t, attempt, f"a save of step {step} was given up: {event.get('error')}"))
@@ -169,13 +172,15 @@ def checkpoint(events: Iterable[_Event], word: str) -> Subject | None:
         text = _of_checkpoint(event)
         if not text or not name:
             continue
-        of_step = str(step) == word and kind in ("checkpoint_committed", "checkpoint_quarantined", "resumed")
+        of_step = str(step) == word and kind in (*_BY_NAME, "resumed")
         if not (name.startswith(word) or of_step):
             continue
         subject = found.setdefault(name, Subject("checkpoint", name, ""))
         subject.said.append((t, attempt, text))
         if kind == "checkpoint_quarantined":
-            reasons[name] = str(event.get("reason"))
+            reasons[name] = f"it was quarantined, because {event.get('reason')}"
+        elif kind == "checkpoint_passed_over":
+            reasons.setdefault(name, f"attempt {attempt} passed it over, because {event.get('reason')}")
         elif kind == "resumed":
             resumed_at[name] = attempt
     if not found:
@@ -184,7 +189,7 @@ def checkpoint(events: Iterable[_Event], word: str) -> Subject | None:
     subject = found[name]
     subject.said = sorted([*pending, *subject.said], key=lambda told: told[0])
     if name in reasons:
-        subject.verdict = f"It is skipped: it was quarantined, because {reasons[name]}."
+        subject.verdict = f"It is skipped: {reasons[name]}."
     elif name in resumed_at:
         subject.verdict = f"It was trusted: attempt {resumed_at[name]} resumed from it."
     else:
@@ -204,6 +209,8 @@ def _of_checkpoint(event: _Event) -> str:
             return f"it was committed at step {event.get('step')}{took}"
         case "checkpoint_quarantined":
             return f"it was quarantined: {event.get('reason')}"
+        case "checkpoint_passed_over":
+            return f"attempt {event.get('attempt')} passed it over: {event.get('reason')}"
         case "resumed":
             return f"attempt {event.get('attempt')} resumed from it at step {event.get('step')}"
         case "first_steps_checked":

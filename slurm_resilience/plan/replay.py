@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from slurm_resilience.errors import Cause, ConfigError
-from slurm_resilience.observe.failures import Failure, Trace
+from slurm_resilience.observe.failures import SUPERVISOR_LOST, Failure, Trace
 from slurm_resilience.observe.ledger import Ledger
 
 _WARNED = frozenset({Cause.PREEMPTION.value, Cause.TIME_LIMIT.value, Cause.NODE_DRAINED.value})
 _INSIDE = frozenset(
     cause.value for cause in (Cause.NODE_LOST, Cause.RANK_CRASH, Cause.HANG, Cause.OOM, Cause.LAUNCH_FAILED, Cause.UNKNOWN)
-)
+) | {SUPERVISOR_LOST}
 _NODE_GONE = frozenset({Cause.NODE_LOST.value})
 
 
@@ -27,7 +27,8 @@ class Policy:
     ``detect_s`` by cause (0 where not named).  Causes in ``inside`` are recovered in the allocation in ``relaunch_s``; others
     cost the queue and ``start_s``.  ``saves_on_warning``: an announced end loses no work.  A lost node is replaced from
     ``spares``; after them the job goes on with fewer nodes (down to ``min_nodes``, below that it is requeued) until a
-    restart that comes after ``repair_s`` has it back.
+    restart that comes after ``repair_s`` has it back.  ``first_start_s``: the very first start, where that differs from later
+    ones; ``end_s``: from the end of the work to the end of the run.
     """
 
     interval_s: float
@@ -41,9 +42,11 @@ class Policy:
     spares: int = 0
     repair_s: float = 86_400.0
     min_nodes: int = 1
+    first_start_s: float | None = None
+    end_s: float = 0.0
 
     def __post_init__(self) -> None:
-        times = {name: getattr(self, name) for name in ("save_s", "start_s", "queue_s", "relaunch_s", "repair_s")}
+        times = {name: getattr(self, name) for name in ("save_s", "start_s", "queue_s", "relaunch_s", "repair_s", "end_s")}
         if self.interval_s <= 0 or any(value < 0 for value in [*times.values(), *self.detect_s.values()]):
             raise ConfigError(
                 "A policy with negative times, or without any time between saves, makes no sense",
@@ -82,11 +85,16 @@ def ours(
 
 
 def replay(trace: Trace, policy: Policy, *, nodes: int = 1) -> Ledger:
-    """The ledger of a job on ``nodes`` nodes that lives through the trace; it starts, cold but without a queue, at 0."""
+    """The ledger of a job on ``nodes`` nodes that lives through the trace; it starts, cold but without a queue, at 0.
+
+    It ends when the trace does, or when somebody ended it on purpose.
+    """
     job = _Job(policy, nodes)
+    ended_at = max(0.0, trace.length_s - policy.end_s) if trace.ending is None else trace.ending.at_s
     for failure in trace.failures:
-        job.fail(failure)
-    return job.end(trace.length_s)
+        if failure.at_s <= ended_at:
+            job.fail(failure)
+    return job.end(ended_at, trace.length_s)
 
 
 class _Job:
@@ -96,7 +104,7 @@ class _Job:
         self._policy = policy
         self._nodes = nodes
         self._now = self._queue_from = self._granted = 0.0
-        self._up = policy.start_s
+        self._up = policy.start_s if policy.first_start_s is None else policy.first_start_s
         self._away: list[float] = []  # when each lost node comes back
         self._spares = policy.spares
         self._spent = dict.fromkeys(("productive_s", "saving_s", "lost_s", "restart_s", "queued_s", "reduced_s"), 0.0)
@@ -119,7 +127,8 @@ class _Job:
                 self._spares -= 1
             else:
                 self._away.append(at + policy.repair_s)
-        inside = failure.cause in policy.inside and self._nodes - len(self._away) >= policy.min_nodes
+        outside = bool(failure.requeued) and failure.cause == Cause.UNKNOWN.value  # somebody else ended the allocation
+        inside = failure.cause in policy.inside and not outside and self._nodes - len(self._away) >= policy.min_nodes
         self._granted = noticed if inside else noticed + policy.queue_s
         self._up = self._granted + (policy.relaunch_s if inside else policy.start_s)
         self._queue_from = noticed
@@ -150,7 +159,8 @@ class _Job:
         spent["reduced_s"] += done * (1 - self._capacity)
         self._now = until
 
-    def end(self, at: float) -> Ledger:
-        """The ledger at the end of the trace; unsaved work of a job that lives on is kept."""
+    def end(self, at: float, over: float) -> Ledger:
+        """The ledger at ``over``, the end of the trace, after the work ended ``at``; unsaved work is kept."""
         self._live(at, lose=False)
-        return Ledger(at, **self._spent, failures=self._failures, requeues=self._requeues)
+        self._spent["restart_s"] += over - at
+        return Ledger(over, **self._spent, failures=self._failures, requeues=self._requeues)

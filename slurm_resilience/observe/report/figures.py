@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 from slurm_resilience.observe.duration import short
-from slurm_resilience.observe.incidents import PHASES
+from slurm_resilience.observe.incidents import PHASES, faults, numbered
 from slurm_resilience.observe.report.story import Story
 
 WIDTH = 960
@@ -41,8 +41,8 @@ def timeline(story: Story) -> str:
         if span.end > span.start:
             words = f"{KIND_NAMES[span.kind]}, {short(span.end - span.start)}"
             parts.append(_bar(x(span.start), x(span.end), lanes_top, lane, f"k-{span.kind}", words))
-    for number, name in enumerate(shown, start=1):
-        y = lanes_top + number * (lane + gap)
+    for place, name in enumerate(shown, start=1):
+        y = lanes_top + place * (lane + gap)
         parts.append(_label(_LEFT - 8, y + 15, name if len(name) <= 12 else f"{name[:11]}…", anchor="end"))
         for attempt in story.attempts:
             if name in attempt.nodes:
@@ -55,22 +55,24 @@ def timeline(story: Story) -> str:
     if len(names) > len(shown):
         parts.append(_label(_LEFT, bottom + 4, f"and {len(names) - len(shown)} more nodes", "quiet"))
     free = [0.0, 0.0]  # up to where each of the two rows of labels is taken
-    for number, incident in enumerate(story.incidents, start=1):
+    for number, incident in numbered(story.incidents):
         at = x(incident.t)
-        words = f"{number}. {incident.cause}{f' on {incident.node}' if incident.node else ''}"
+        brief = f"{number}" if number is not None else "end"
+        where = f" on {incident.node}" if incident.node else ""
+        words = f"{brief}. {incident.cause}{where}" if number is not None else incident.cause
         parts.append(f'<path class="flag" d="M{at:.1f} 44V{bottom - gap}"><title>{escape(words)}</title></path>')
-        for row, text in ((0, words), (1, words), (0, str(number)), (1, str(number))):
+        for row, text in ((0, words), (1, words), (0, brief), (1, brief)):
             wide = 7.6 * len(text)
             left = min(at, WIDTH - _RIGHT - wide)
             if left >= free[row]:
                 parts.append(_label(left, 38 - 18 * row, text, "flag-label"))
                 free[row] = left + wide + 8
                 break
-    for tick in ticks(0.0, length):
+    for tick, text in time_ticks(length):
         at = x(story.start + tick)
         parts.append(f'<path class="grid" d="M{at:.1f} {bottom}v6"/>')
-        parts.append(_label(at, bottom + 22, short(tick) if tick else "0", "quiet", anchor="middle"))
-    said = f"{len(story.attempts)} attempts and {len(story.incidents)} incidents in {short(length)}."
+        parts.append(_label(at, bottom + 22, text, "quiet", anchor="middle"))
+    said = f"{len(story.attempts)} attempts and {len(faults(story.incidents))} incidents in {short(length)}."
     return _figure("What happened when", said, height, parts)
 
 
@@ -136,15 +138,47 @@ def shares(story: Story) -> str:
 
 def phases(measured: dict[str, float], longest: float) -> str:
     """The phases of one incident, from the fault on, on the scale of the longest one."""
-    known = [(name, measured[name]) for name in PHASES if name in measured and name != "caught_up"]
+    known = _drawn(measured)
+    colours = phase_colours(measured)
     parts = []
-    for number, ((_, begin), (name, end)) in enumerate(itertools.pairwise(known)):
+    for (_, begin), (name, end) in itertools.pairwise(known):
         left, right = begin / longest * WIDTH, end / longest * WIDTH
         parts.append(
-            _bar(left, max(right, left + 1), 0, 20, f"phase p{number % 3}", f"{name.replace('_', ' ')}: {short(end - begin)}")
+            _bar(left, max(right, left + 1), 0, 20, f"phase {colours[name]}", f"{name.replace('_', ' ')}: {short(end - begin)}")
         )
     said = ", ".join(f"{name.replace('_', ' ')} after {short(at)}" for name, at in known[1:]) or "no phase was reached"
     return _figure("Phases", said, 20, parts, stretch=True)
+
+
+def phase_colours(measured: dict[str, float]) -> dict[str, str]:
+    """The style of each drawn phase, the same in the bar and in its legend."""
+    return {name: f"p{number % 3}" for number, (name, _) in enumerate(_drawn(measured)[1:])}
+
+
+def _drawn(measured: dict[str, float]) -> list[tuple[str, float]]:
+    return [(name, measured[name]) for name in PHASES if name in measured and name != "caught_up"]
+
+
+def time_ticks(length_s: float, *, most: int = 8) -> list[tuple[float, str]]:
+    """Moments that a clock knows (5 s, 30 s, 2 min, 6 h …) from 0 on, at most ``most`` after it, each with its text."""
+    steps = [(size * n, unit, size) for unit, size, counts in _CLOCK for n in counts]
+    rough = length_s / most
+    step, unit, size = next((each for each in steps if each[0] >= rough), (_nice(rough / 86_400) * 86_400, "d", 86_400.0))
+    return [(n * step, f"{n * step / size:g} {unit}" if n else "0") for n in range(math.floor(length_s / step + 1e-9) + 1)]
+
+
+_CLOCK = (
+    ("ms", 0.001, (1, 2, 5, 10, 20, 50, 100, 200, 500)),
+    ("s", 1.0, (1, 2, 5, 10, 15, 30)),
+    ("min", 60.0, (1, 2, 5, 10, 15, 30)),
+    ("h", 3600.0, (1, 2, 3, 6, 12)),
+    ("d", 86_400.0, (1, 2, 5, 10, 20, 50)),
+)
+
+
+def _nice(rough: float) -> float:
+    power = float(10 ** math.floor(math.log10(rough)))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
 
 
 def ticks(low: float, high: float, *, most: int = 8) -> list[float]:
@@ -152,8 +186,7 @@ def ticks(low: float, high: float, *, most: int = 8) -> list[float]:
     if not high > low:
         return [low]
     rough = (high - low) / most
-    power = 10 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough)
+    step = _nice(rough)
     first = math.ceil(low / step - 1e-9)
     return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
 

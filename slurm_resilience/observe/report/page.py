@@ -8,20 +8,13 @@ from typing import Any
 
 from slurm_resilience import __version__
 from slurm_resilience.observe.duration import short
-from slurm_resilience.observe.incidents import PHASES, Incident
+from slurm_resilience.observe.incidents import PHASES, Incident, faults, numbered, still_open
+from slurm_resilience.observe.references import REFERENCES
 from slurm_resilience.observe.report import figures
 from slurm_resilience.observe.report.story import Story
 
 _TEMPLATE = "page.html"
 _MOST_SAVES = 40
-# What coming back takes without us, to hold our times against.  Source: measured on Slurm 22.05.8 with its defaults
-# (SlurmdTimeout 300: a silent node is given up after about 413 s, and a requeued job is held for 121 s more), on NVRx
-# ft_launcher and torchrun with a script that imports FSDP2, same machine of two cores.
-REFERENCES = (
-    ("node_lost", "Slurm's own requeue after a node failure", 534.0),
-    ("preemption", "Slurm's own requeue after a preemption", 121.0),
-    ("rank_crash", "NVRx ft_launcher", 6.5),
-)
 
 
 def render(story: Story, *, now: float | None = None) -> str:
@@ -46,8 +39,8 @@ def render(story: Story, *, now: float | None = None) -> str:
         curve=Markup(figures.curve(story)),  # noqa: S704
         shares=Markup(figures.shares(story)),  # noqa: S704
         time_rows=time_rows(story),
-        incidents=[_incident(number, one, longest, Markup) for number, one in enumerate(story.incidents, start=1)],
-        references={cause: (name, short(value)) for cause, name, value in REFERENCES},
+        incidents=[_incident(story, number, one, longest, Markup) for number, one in numbered(story.incidents)],
+        references={one.cause: one for one in REFERENCES},
         saves=[_save(story, one) for one in story.saves[-_MOST_SAVES:]],
         earlier_saves=max(0, len(story.saves) - _MOST_SAVES),
         short=short,
@@ -60,25 +53,31 @@ def render(story: Story, *, now: float | None = None) -> str:
 def headline(story: Story) -> str:
     """One sentence for somebody who has ten seconds."""
     standing, length = story.standing, short(story.end - story.start)
-    number = len(story.incidents)
+    number = len(faults(story.incidents))
     through = f"through {number} incident{'s' if number != 1 else ''}" if number else "without an incident"
     if standing.doing == "complete":
         return f"Complete at step {standing.step} after {length}, {through}."
+    step = standing.step if standing.step is not None else 0
+    if standing.cancelled:
+        return f"Ended on purpose at step {step} after {length}, {through}: {standing.because}."
     if standing.doing == "failed":
         return f"Ended without success after {length}, {through}: {standing.because}."
-    step = standing.step if standing.step is not None else 0
     if standing.doing == "unsupervised":
         return f"Left alone at step {step} after {length}, {through}: {standing.because}."
-    return f"Going on at step {step} after {length}, {through}: {standing.doing}."
+    return f"{standing.doing.capitalize()} at step {step} after {length}, {through}."
 
 
 def tiles(story: Story) -> list[tuple[str, str, str]]:
     """Value, name and explanation of the figures on top."""
-    back = sorted(incident.seconds for incident in story.incidents if incident.seconds is not None)
+    struck = faults(story.incidents)
+    back = sorted(incident.seconds for incident in struck if incident.seconds is not None)
+    survived = sum(incident.recovered for incident in struck)
     ledger = story.account.ledger
     return [
         (f"{ledger.ettr:.0%}", "effective time", "training that was kept, of all time since the start (ETTR)"),
-        (f"{len(back)} of {len(story.incidents)}", "incidents survived", "came back to training by themselves"),
+        (f"{survived} of {len(struck)}", "incidents survived", "came back to training by themselves")
+        if struck
+        else ("0", "incidents", "nothing went wrong"),
         (
             short(back[len(back) // 2]) if back else "–",
             "median way back",
@@ -100,19 +99,24 @@ def time_rows(story: Story) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _incident(number: int, incident: Incident, longest: float, safe: Any) -> dict[str, Any]:
+def _incident(story: Story, number: int | None, incident: Incident, longest: float, safe: Any) -> dict[str, Any]:
     measured = {name: incident.phases[name] for name in PHASES if name in incident.phases}
+    colours = figures.phase_colours(measured)
+    open_ = still_open(story.incidents, incident, over=story.standing.over)
     return {
         "number": number,
+        "outcome": incident.outcome(open_=open_),
+        "bad": incident.fault and not incident.recovered and not open_,
         "at": _stamp(incident.t),
         "cause": incident.cause,
         "where": ", ".join(
             part for part in (incident.node, None if incident.rank is None else f"rank {incident.rank}") if part
         ),
         "detail": incident.detail,
-        "back": None if incident.seconds is None else short(incident.seconds),
         "lost": incident.steps_lost,
-        "phases": [(name.replace("_", " "), short(at)) for name, at in measured.items() if name != "fault"],
+        "phases": [
+            (name.replace("_", " "), short(at), colours.get(name, "")) for name, at in measured.items() if name != "fault"
+        ],
         "drawing": safe(figures.phases(measured, max(longest, *measured.values()))),
     }
 

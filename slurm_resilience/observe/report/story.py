@@ -16,7 +16,7 @@ from slurm_resilience._atomic import read_json
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.observe.accounts import Account, account
 from slurm_resilience.observe.events import FILE_NAME, read_for_standing
-from slurm_resilience.observe.incidents import Incident
+from slurm_resilience.observe.incidents import Incident, faults, steps_done_again
 from slurm_resilience.observe.standing import Observer, Standing, look_for_supervisor
 
 METRICS = "metrics.jsonl"
@@ -24,6 +24,7 @@ METRICS = "metrics.jsonl"
 _POINTS = 2000
 # What every checkpoint root has; nothing above this floor may be asked.
 _OF_A_ROOT = "fence"
+_VERIFIED = ".verified.json"  # in a checkpoint's folder, once a load has found it to be good
 
 
 @dataclass
@@ -43,7 +44,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Saved:
-    """A save that ended: ``state`` is committed, removed (it was, and is not there any more), failed or quarantined."""
+    """A save that ended: ``state`` is committed, verified, removed (it is not there any more), failed or quarantined."""
 
     t: float
     step: int | None
@@ -107,7 +108,7 @@ class Story:
     @property
     def steps_lost(self) -> int:
         """Steps that had to be done again."""
-        return sum(incident.steps_lost or 0 for incident in self.incidents)
+        return steps_done_again(self.incidents)
 
 
 def read(run_dir: str | os.PathLike[str]) -> Story:
@@ -172,7 +173,7 @@ def _saves(facts: Iterable[Mapping[str, Any]]) -> list[Saved]:
 
 
 def _still_there(saves: Iterable[Saved], folder: Path) -> Iterator[Saved]:
-    """Retention tells no fact: what was committed and is not in the checkpoint root any more was removed.
+    """What the checkpoint root says of them: retention tells no fact, and neither does a load that found one to be good.
 
     Where the root cannot be listed nobody knows, and what was told stands.
     """
@@ -183,16 +184,22 @@ def _still_there(saves: Iterable[Saved], folder: Path) -> Iterator[Saved]:
     config = run.get("config") if isinstance(run, dict) else None
     chosen = config.get("checkpoint") if isinstance(config, dict) else None
     given = chosen.get("dir") if isinstance(chosen, dict) else None
+    root = Path(given) if isinstance(given, str) and given else folder / "checkpoints"
     try:
-        there = set(os.listdir(Path(given) if isinstance(given, str) and given else folder / "checkpoints"))
+        there = set(os.listdir(root))
     except (OSError, ValueError):
         there = set()
     if _OF_A_ROOT not in there:  # the script has chosen another place, or it is gone as a whole
         yield from saves
         return
     for saved in saves:
-        gone = saved.state == "committed" and saved.name and saved.name not in there
-        yield replace(saved, state="removed") if gone else saved
+        if saved.state != "committed" or not saved.name:
+            yield saved
+        elif saved.name not in there:
+            yield replace(saved, state="removed")
+        else:
+            verified = os.path.exists(root / saved.name / _VERIFIED)
+            yield replace(saved, state="verified") if verified else saved
 
 
 def curves(path: Path) -> list[Curve]:
@@ -222,7 +229,7 @@ def curves(path: Path) -> list[Curve]:
 def recoveries(incidents: Sequence[Incident]) -> list[Recovery]:
     """Per cause, the most frequent first: how many, how many came back, and median, 95th percentile and longest time."""
     by_cause: dict[str, list[Incident]] = {}
-    for incident in incidents:
+    for incident in faults(incidents):
         by_cause.setdefault(incident.cause, []).append(incident)
     out = []
     for cause, mine in sorted(by_cause.items(), key=lambda item: -len(item[1])):

@@ -102,7 +102,7 @@ def test_a_cancel_is_nothing_to_come_back_from() -> None:
         {"t": 2.0, "event": "attempt_stopped", "fault": False, "cause": "cancelled"},
     ]
     found = Incidents.of({"attempt": 1, "restart": 0, **event} for event in warned)
-    told = table([incident.as_dict() for incident in found])
+    told = table(found)
     assert "cancelled: ended on purpose" in told
     assert "come back" not in told
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from slurm_resilience.cli import main, which_run
-from slurm_resilience.cli.status import rows
+from slurm_resilience.cli.status_screen import rows
 from slurm_resilience.errors import ConfigError, ExitCode
 from slurm_resilience.observe import json_lines
 from slurm_resilience.observe.events import EventWriter
@@ -64,7 +64,7 @@ def run_dir(tmp_path: Path) -> Path:
 def test_the_screen_says_what_one_looks_for(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", str(run_dir)]) == ExitCode.OK
     out = " ".join(capsys.readouterr().out.split())
-    for words in ("r-1: python train.py", "training", "2: 1 ranks, global batch 48", "11, loss 0.2500",
+    for words in ("r-1: python train.py", "training", "2: 1 rank, global batch 48", "11, loss 0.2500",
                   "n2: lost, not in this attempt: silent for 4.1 s", "step 10 committed in 0.50 s",
                   "node_lost 1 of 10 spent", "node_lost (n2): back in"):  # fmt: skip
         assert words in out, words
@@ -173,7 +173,7 @@ def test_watching_into_a_pipe_writes_a_line_for_each_change(run_dir: Path) -> No
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as watching:
         assert watching.stdout is not None
         first = watching.stdout.readline()
-        assert "training: on 1 rank; attempt 2; step 11, loss 0.2500; checkpoint of step 10; 1 incidents" in first
+        assert "training: on 1 rank; attempt 2; step 11, loss 0.2500; checkpoint of step 10; 1 incident\n" in first
         writer = EventWriter(run_dir, restart=0)
         writer.attempt = 2
         writer.write("step_reported", step=12, loss=0.2)  # a step alone is no change

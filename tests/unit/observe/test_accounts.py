@@ -40,6 +40,7 @@ class FakeRun:
         self.kept_s -= lost
         self.step = self.committed[-1]
         self.first = True
+        self.write("ranks_launched")
 
     def train(self, steps: int) -> bool:
         """True when the run is complete."""
@@ -80,9 +81,11 @@ class FakeRun:
         self.launch(self.RELAUNCH_S)
 
     def preempt(self) -> None:
-        self.write("warning_received", cause="preemption")
+        self.write("warning_received", signal="SIGTERM")
+        self.write("warning_explained", cause="preemption")
         self.save()
         self.write("stopped", step=self.step, why="preemption")
+        self.write("attempt_stopped", cause="preemption", fault=False)
         self.write("requeue_started")
         self.requeued()
 
@@ -146,7 +149,9 @@ def test_parameters_are_measured() -> None:
     assert found.measured.interval_s == pytest.approx(20.0)
     assert found.measured.save_s == pytest.approx(3.0)
     assert found.measured.start_s == pytest.approx(15.0)
-    assert found.measured.relaunch_s == pytest.approx(5.0)
+    assert found.measured.detect_s == pytest.approx({"rank_crash": 1.0})
+    assert found.measured.relaunch_s == pytest.approx(4.0)
+    assert found.measured.first_start_s == pytest.approx(15.0)
     assert found.measured.queue_s == pytest.approx(40.0)
     assert [failure.cause for failure in found.trace.failures] == ["rank_crash", "preemption"]
     assert (found.nodes, found.ledger.requeues) == (2, 1)

@@ -126,12 +126,14 @@ def test_an_allocation_that_ended_without_a_word_is_an_incident() -> None:
     assert found.phases["allocated"] == pytest.approx(191.0)  # since the last thing that was heard of it
 
 
-def test_a_restarted_supervisor_that_found_everything_alive_is_none() -> None:
+def test_a_supervisor_that_died_is_an_incident_also_where_everything_was_found_alive() -> None:
     adopted = [(20.0, "supervisor_restarted"), (21.0, "attempt_adopted"), (22.0, "step_reported", {"step": 80})]
-    assert Incidents.of(told(*RUNS, *adopted)) == []
+    (alive,) = Incidents.of(told(*RUNS, *adopted))
+    assert (alive.cause, alive.recovered, alive.went_on, alive.steps_lost) == ("supervisor_lost", True, True, 0)
+    assert alive.outcome() == "all ranks had gone on"
     stopped = (24.0, "attempt_stopped", {"fault": False, "cause": "restart"})
     (found,) = Incidents.of(told(*RUNS, (20.0, "supervisor_restarted"), stopped, *later(10, *BACK[1:])))
-    assert found.detail == "its supervisor ended without a word"
+    assert (found.cause, found.detail) == ("supervisor_lost", "its supervisor ended without a word")
     assert found.steps_lost == found.step - 40, "what it had reached is known, and is done again from the checkpoint"
 
 

@@ -111,7 +111,7 @@ def test_a_run_whose_supervisor_gives_no_sign_does_not_train(
     look_for_supervisor(standing, tmp_path, now=1000.0 + (age_s or 0.0))
     assert standing.doing == doing
     if doing == "unsupervised":
-        assert standing.because.startswith("its supervisor has shown no sign for 6.7 min: it ended without a word (training, ")
+        assert standing.because.startswith("no sign of its supervisor for 6.7 min, it ended without a word (training, ")
         assert standing.since == 1000.0
 
 
