@@ -5,7 +5,9 @@ from __future__ import annotations
 
 def about_node(reason: str, node: str) -> str:
     """The parts that begin with this node's name, "" where none does."""
-    return "; ".join(part for part in _parts(reason) if part.split(" ", 1)[0] == node)
+    if node.isdecimal():  # how many nodes there are is no node's name
+        return ""
+    return "; ".join(part for part in _parts(reason) if part.split(" ", 1)[0].rstrip(",") == node)
 
 
 def left_out(reason: str) -> dict[str, str]:
