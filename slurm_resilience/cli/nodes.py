@@ -1,6 +1,7 @@
 """Which nodes are out, why, since when, and what brings them back; and the switches for an admin.
 
-Changes are for root or a Slurm operator.  Nothing here touches a drain that another person or tool has set.
+Changes are for root or a Slurm operator, but for `forgive`, which is about one run of your own.  Nothing here touches a
+drain that another person or tool has set.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from slurm_resilience.cli import nodes_forgive
 from slurm_resilience.errors import ConfigError, ExitCode, SlurmError
 
 
@@ -45,10 +47,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     lemons = add("lemons", "suspects, ranked by seven signals from the ledgers; it suggests, it drains nothing")
     lemons.add_argument("--days", type=float, default=28, metavar="N", help="look back so far (default: 28)")
     add("budget", "how many nodes may still be drained")
+    says = "take a node back that a run leaves out because ranks crashed there; for the run's user"
+    nodes_forgive.configure(actions.add_parser("forgive", help=says, description=says, allow_abbrev=False))
 
 
 def execute(args: argparse.Namespace) -> int:
     """Run one subcommand.  Whatever Slurm does not answer or refuses becomes one sentence."""
+    if args.action == "forgive":
+        return nodes_forgive.execute(args)
     from slurm_resilience.hooks import slurm
 
     try:

@@ -114,6 +114,9 @@ class Narrator:
     def _node_undrained(self, event: Mapping[str, Any]) -> str:
         return f"{event['node']} is in service again"
 
+    def _node_forgiven(self, event: Mapping[str, Any]) -> str:
+        return f"{event['node']} is taken back by its user: what crashed there so far is held against it no more"
+
     def _node_gone(self, event: Mapping[str, Any]) -> str:
         return f"{event['node']} is no longer part of the job: {event['why']}"
 

@@ -111,6 +111,8 @@ def _of_node(event: _Event, name: str) -> str:
             return f"its agent did not obey ({event.get('what')}): {event.get('why')}"
         case "node_drained":
             return f"somebody drained it: {event.get('reason')} (on_drain: {event.get('policy')})"
+        case "node_forgiven":
+            return "a user has taken it back"
         case "node_undrained":
             return "it is in service again"
         case "node_gone":

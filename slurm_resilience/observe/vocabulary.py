@@ -44,6 +44,7 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
     "agents_left_behind": Meaning("Agents could not be told that the run ends here.", ("nodes",)),
     "node_drained": Meaning("Somebody has drained a node under the job.", ("node", "reason", "policy")),
     "node_undrained": Meaning("A node of the job is in service again.", ("node",)),
+    "node_forgiven": Meaning("A user has taken a node back: what crashed there so far is held against it no more.", ("node",)),
     "node_gone": Meaning("Slurm took a node out of the job.", ("node", "why")),
     # attempts
     "attempt_started": Meaning("All ranks are about to be launched with this plan.", ("nodes", "world", "plan")),

@@ -61,6 +61,7 @@ class History:
     crashes: Counter[str] = field(default_factory=Counter)
     boots: dict[str, str] = field(default_factory=dict)
     silences: dict[int, dict[str, float]] = field(default_factory=dict)
+    _pretend: bool = False  # its nodes are names for one machine
 
     @classmethod
     def replay(cls, events: Iterable[Mapping[str, Any]]) -> History:
@@ -92,8 +93,8 @@ class History:
 
     @property
     def suspects(self) -> dict[str, str]:
-        """Node → why it had better be left out."""
-        return suspects(self.crashes)
+        """Node → why it had better be left out.  None of pretend nodes: they are one machine, and no other one is better."""
+        return {} if self._pretend else suspects(self.crashes)
 
     def same_signature(self) -> int:
         """How many of the last faults in a row, all without progress in between, began with the same exception."""
@@ -143,7 +144,7 @@ class History:
             self._forgive()
         self.failed = False
         self.present.clear()
-        self.job_id = job_id
+        self.job_id, self._pretend = job_id, job_id == "local"
         self.restart = int(event.get("restart", 0))
         self._unended = True
         self._abandon()
@@ -157,6 +158,9 @@ class History:
 
     def _on_agent_lost(self, event: Mapping[str, Any]) -> None:
         self.present.discard(str(event.get("node", "")))
+
+    def _on_node_forgiven(self, event: Mapping[str, Any]) -> None:
+        self.crashes.pop(str(event.get("node", "")), None)
 
     def _on_supervisor_took_over(self, event: Mapping[str, Any]) -> None:
         self.supervisor_restarts += 1

@@ -106,9 +106,16 @@ class Superseded:
     epoch: int
 
 
+@dataclass(frozen=True)
+class Forgiven:
+    """The user takes a node back: what crashed there so far is not held against it any more."""
+
+    node: str
+
+
 Input = (
     Tick | Joined | Heard | Parted | CarrierEnded | AttemptWritten | SlurmSaid | NodesSeen | Signalled | RequeueEnded
-    | Superseded
+    | Superseded | Forgiven
 )  # fmt: skip
 
 

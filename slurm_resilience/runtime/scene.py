@@ -65,7 +65,7 @@ class Scene:
         self._handlers: dict[type, Callable[[Any], None]] = {
             i.Tick: self._tick, i.Joined: self._joined, i.Heard: self._heard, i.Parted: self._parted,
             i.CarrierEnded: self._carrier_ended, i.AttemptWritten: self._attempt_written, i.SlurmSaid: self._slurm_said,
-            i.NodesSeen: self._nodes_seen, i.Signalled: self._signalled,
+            i.NodesSeen: self._nodes_seen, i.Signalled: self._signalled, i.Forgiven: self._forgiven,
         }  # fmt: skip
 
     def hear(self, heard: i.Input) -> None:
@@ -73,6 +73,9 @@ class Scene:
         handler = self._handlers.get(type(heard))
         if handler is not None:
             handler(heard)
+
+    def _forgiven(self, heard: i.Forgiven) -> None:
+        self._out.record("node_forgiven", node=heard.node)
 
     def lose(self, node: Node, why: str, *, silent: bool = False) -> None:
         """This node does not count any more."""

@@ -18,10 +18,11 @@ from typing import Any
 from slurm_resilience.observe.events import EventWriter, read_events
 from slurm_resilience.observe.json_lines import JsonNarrator
 from slurm_resilience.observe.narrator import Narrator
-from slurm_resilience.runtime import epochs
+from slurm_resilience.runtime import epochs, forgiveness
 from slurm_resilience.runtime.address import SupervisorAddress
 from slurm_resilience.runtime.inputs import (
     AttemptWritten,
+    Forgiven,
     Input,
     Record,
     Superseded,
@@ -106,6 +107,8 @@ class Scribe(threading.Thread):
                     if self._still_ours():
                         self._beats += 1
                         epochs.beat(self._folder.path, self._address.epoch, self._beats)
+                        for node in forgiveness.heard(self._folder.path):
+                            self._answer(Forgiven(node))
                 self._catch_up()
                 if output is not None:
                     self._do(output)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from slurm_resilience.observe.events import EventWriter, read_events
+from slurm_resilience.runtime import forgiveness
 from slurm_resilience.runtime.address import SupervisorAddress
-from slurm_resilience.runtime.inputs import AttemptWritten, Record, Superseded, WriteAttempt, WriteLive, WriteStatus
+from slurm_resilience.runtime.inputs import AttemptWritten, Forgiven, Record, Superseded, WriteAttempt, WriteLive, WriteStatus
 from slurm_resilience.runtime.run_folder import RunFolder, RunStatus
 from slurm_resilience.runtime.scribe import Scribe
 
@@ -140,3 +141,12 @@ def test_what_is_written_does_not_depend_on_what_can_be_shown(tmp_path: Path) ->
     while desk.events != ["allocation_started", "a", "b"]:
         assert time.monotonic() < deadline, desk.events
     assert desk.scribe.is_alive()
+
+
+def test_a_wish_in_the_run_folder_is_heard_once(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    desk.announce(3)
+    wish = forgiveness.ask(tmp_path, "n2")
+    assert desk.answers.get(timeout=PATIENCE_S) == Forgiven("n2")
+    assert not wish.exists()
+    assert forgiveness.heard(tmp_path) == []

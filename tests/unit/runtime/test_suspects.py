@@ -6,6 +6,7 @@ import pytest
 
 from slurm_resilience.errors import Cause
 from slurm_resilience.runtime.history import History
+from slurm_resilience.runtime.inputs import Forgiven
 from slurm_resilience.runtime.states import State
 from slurm_resilience.runtime.suspects import speaks_of_node, suspects
 from tests.unit.runtime.stage import Stage
@@ -74,6 +75,30 @@ def test_an_elastic_run_does_not_take_it_back_at_the_next_checkpoint() -> None:
     stage.fact("n1", 0, "checkpoint_committed", step=15)
     stage.pass_(2.0)
     assert stage.coordinator.state is State.RUNNING
+
+
+def test_its_user_takes_it_back_and_it_comes_in_at_the_next_checkpoint() -> None:
+    stage = Stage(3, nodes=(1, 3)).running()
+    crash(stage, "n2", 5)
+    crash(stage, "n2", 10)
+    stage.until(State.RUNNING)
+    stage.tell(Forgiven("n2"))
+    assert stage.last("node_forgiven")["node"] == "n2"
+    stage.fact("n1", 0, "checkpoint_committed", step=15)
+    stage.pass_(0.5)
+    stage.finish_ranks("n1", "n3", done=False, fact="stopped")
+    stage.until(State.RUNNING)
+    assert stage.last("attempt_started")["nodes"] == ["n1", "n2", "n3"]
+
+
+def test_pretend_nodes_are_one_machine_and_no_suspects() -> None:
+    history = History()
+    history.apply({"event": "allocation_started", "job_id": "local"})
+    for attempt in (1, 2):
+        history.apply({"event": "attempt_stopped", "attempt": attempt, "fault": True, "cause": "rank_crash", "node": "n1"})
+    assert history.suspects == {}
+    history.apply({"event": "allocation_started", "job_id": "7"})
+    assert list(history.suspects) == ["n1"]
 
 
 def test_it_is_told_to_the_next_allocation() -> None:
