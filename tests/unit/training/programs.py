@@ -121,7 +121,9 @@ def train(
     out["rng"] = run.resumed.rng if run.resumed else None
     out["tier"] = run.resumed.tier if run.resumed else None
     out["rejected"] = [(entry.step, reason) for entry, reason in run.resumed.rejected] if run.resumed else []
+    out["checks"] = {str(check.name): check for check in run.resumed.checks} if run.resumed else {}
     out["weights"] = [to_float(p.detach().abs().sum()) for p in model.parameters()]
+    run.close()
     return out
 
 
@@ -140,6 +142,7 @@ def example(folder: str, until: int, options: dict[str, Any]) -> dict[str, Any]:
     steps = run.steps
     run.steps = lambda planned: steps(min(planned, until))  # type: ignore[method-assign]
     outcome = script.train(run, steps=total, config=config, quiet=True, **options)
+    run.close()
     return {"outcome": outcome, "start": run.resumed.step if run.resumed else 0}
 
 

@@ -235,7 +235,7 @@ def test_case_9_the_probe_is_compared_with_its_own_loss_and_not_with_the_logged_
     assert out["rejected"] == []
     lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     (logged,) = [line["loss"] for line in lines if line.get("step") == 6]
-    check = checks()["probe loss"]
+    check = out["checks"]["probe loss"]
     assert check.verdict == "passed"
     assert check.expected != pytest.approx(logged, rel=1e-3)
 

@@ -10,7 +10,6 @@ import multiprocessing
 import multiprocessing.forkserver
 import os
 import signal
-import socket
 import sys
 import time
 import traceback
@@ -62,12 +61,6 @@ class RankError(Exception):
         self.rank, self.kind, self.text = rank, kind, text
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _rank(program: Callable[..., Any], args: tuple[Any, ...], environment: dict[str, str], answer: Connection) -> None:
     os.environ.update(environment)
     import torch
@@ -89,6 +82,7 @@ class Started:
 
     processes: list[Any]
     answers: list[Connection]
+    store: Any = None
     pages: list[PageReader] = field(default_factory=list)
     receivers: list[FactReceiver] = field(default_factory=list)
     facts: list[dict[str, Any]] = field(default_factory=list)
@@ -127,6 +121,8 @@ class Started:
                 ready = wait(list(waiting.values()), timeout=0.02)
                 self.hear()
                 if time.monotonic() > deadline:
+                    if any(one[0] == "error" for one in found.values()):
+                        break  # the others wait for that one
                     raise TimeoutError(f"ranks {sorted(waiting)} did not end; {self.progress()}; facts: {self.facts}")
                 for rank, answer in list(waiting.items()):
                     if answer in ready:
@@ -157,7 +153,7 @@ class Started:
             process.join()
         for part in (*self.pages, *self.receivers):
             part.close()
-        self.pages, self.receivers = [], []
+        self.pages, self.receivers, self.store = [], [], None
         if self in _begun:
             _begun.remove(self)
 
@@ -173,12 +169,17 @@ def start(
     environment: dict[str, str] | None = None,
 ) -> Started:
     """Start ``program(*args)`` on each rank.  With ``run_dir`` an agent (this process) looks after them."""
-    port = str(free_port())
-    started = Started([], [])
+    from torch.distributed import TCPStore
+
+    # On a port that the kernel chooses and this process keeps: one that was free a moment ago may be somebody's by now.
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port = str(store.port)
+    started = Started([], [], store)
     _begun.append(started)
     for rank in range(world):
         env = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
-        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port} | (environment or {})
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        env |= environment or {}
         if run_dir is not None:
             run_dir.mkdir(parents=True, exist_ok=True)
             page = Path("/dev/shm") / f"sr-test-{os.getpid()}-{port}-{rank}"
