@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from slurm_resilience.checkpoint import filesystem, names
 from slurm_resilience.checkpoint.entry import Entry
@@ -30,6 +32,9 @@ from slurm_resilience.cli.checkpoints_pick import (
 from slurm_resilience.cli.checkpoints_text import MOST_PROBLEMS, describe, in_short, print_json, printable, say, short
 from slurm_resilience.errors import CheckpointError, ConfigError, ExitCode
 
+_TOLD_FIRST = ("name", "state", "by", "reason", "alarm", "doubt", "pinned", "step", "attempt", "world", "mesh", "job_id",
+               "node", "metrics", "versions", "path")  # fmt: skip
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -43,6 +48,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("list", "all checkpoints, newest first")
     show = add("show", "one checkpoint: where it comes from, what is in it")
     show.add_argument("name", metavar="NAME", nargs="?", default=LATEST)
+    show.add_argument("--all", action="store_true", help="everything: files, tensors, what else was saved with them")
     show.add_argument("--items", action="store_true", help="also every tensor, with its file and place")
     check = add("verify", "read a checkpoint again and compare every digest; ends with 84 when one is bad")
     check.add_argument("name", metavar="NAME", nargs="*", default=[], help="default: the latest")
@@ -146,7 +152,8 @@ def _list(store: CheckpointStore, args: argparse.Namespace) -> int:
         sign = "*" if latest is not None and entry.name == latest.name else " "
         age = _age(time.time() - entry.committed_at) if entry.committed_at else "?"
         size = f"{entry.bytes / 1e6:10.1f} MB"
-        say(f"{sign} {entry.name}  {age:>8}  {size}  {entry.world:>4} ranks  {entry.state!s}{marks}{reason}{alarm}")
+        world = f"{entry.world:>4} rank{'s' if entry.world != 1 else ' '}"
+        say(f"{sign} {entry.name}  {age:>8}  {size}  {world}  {entry.state!s}{marks}{reason}{alarm}")
     return ExitCode.OK
 
 
@@ -180,6 +187,9 @@ def _show(store: CheckpointStore, args: argparse.Namespace) -> int:
         ]
     if args.json:
         return print_json(document)
+    if not (args.all or args.items):
+        _summary(document)
+        return ExitCode.OK
     for key, value in document.items():
         if key == "tensors":
             print(f"tensors ({len(manifest.tensors)}):")
@@ -191,6 +201,18 @@ def _show(store: CheckpointStore, args: argparse.Namespace) -> int:
         elif value not in ("", {}, None):
             say(f"{key}: {value if isinstance(value, (str, int, float, bool)) else json.dumps(value, default=str)}")
     return ExitCode.OK
+
+
+def _summary(document: dict[str, Any]) -> None:
+    """What one looks for first; the rest is counted."""
+    tensors, files = document["tensors"], document["files"]
+    dtypes = Counter(str(about.get("dtype", "?")) for about in tensors.values())
+    told = {key: document[key] for key in _TOLD_FIRST if document.get(key) not in ("", {}, None, False, 0)}
+    for key, value in told.items():
+        say(f"{key}: {value if isinstance(value, (str, int, float)) else json.dumps(value, default=str)}")
+    say(f"files: {len(files)}, {document['bytes'] / 1e6:,.1f} MB")
+    say(f"tensors: {len(tensors)} ({', '.join(f'{count} {dtype}' for dtype, count in dtypes.most_common())})")
+    say("--all tells everything, --items where each piece of a tensor lies, --json both for programs")
 
 
 def _verify(store: CheckpointStore, args: argparse.Namespace) -> int:

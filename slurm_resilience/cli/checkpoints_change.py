@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 
+from slurm_resilience.checkpoint import names
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.retention import Retention, is_sound
 from slurm_resilience.checkpoint.store import CheckpointStore
+from slurm_resilience.cli import progress
 from slurm_resilience.cli.checkpoints_pick import THREADS, find, read_again, require_threads, who
 from slurm_resilience.cli.checkpoints_text import describe, in_short, print_json, printable, say, short
 from slurm_resilience.errors import CheckpointError, ConfigError, ExitCode
@@ -20,7 +23,8 @@ def prune(store: CheckpointStore, args: argparse.Namespace) -> int:
     if args.best is not None:
         _require_metric(store, args.best)
     bad = {} if args.no_verify else _bad_among_kept(store, policy, quiet=args.json)
-    gone = store.would_prune(policy, bad=bad) if args.dry_run else store.prune(policy, wait=True, bad=bad)
+    going = store.would_prune(policy, bad=bad)
+    gone = going if args.dry_run else _removed(store, policy, bad, going, quiet=args.json)
     if args.json:
         return print_json({"removed": [describe(entry) for entry in gone], "dry_run": args.dry_run, "bad": bad})
     for name, why in bad.items():
@@ -30,6 +34,20 @@ def prune(store: CheckpointStore, args: argparse.Namespace) -> int:
     if not gone:
         say("nothing to remove")
     return ExitCode.OK
+
+
+def _removed(store: CheckpointStore, policy: Retention, bad: dict[str, str], going: list[Entry], *, quiet: bool) -> list[Entry]:
+    """Those that were removed; says how far it is, since removing terabytes takes minutes."""
+    paths, on_their_way = [store.path(entry) for entry in going], store.root / names.GONE
+    if quiet or not paths:
+        return store.prune(policy, wait=True, bad=bad)
+
+    def done() -> int:
+        left = sum(path.exists() for path in paths) + (len(os.listdir(on_their_way)) if on_their_way.exists() else 0)
+        return max(0, len(paths) - left)
+
+    with progress.of_count("checkpoints removed", len(paths), done):
+        return store.prune(policy, wait=True, bad=bad)
 
 
 def _bad_among_kept(store: CheckpointStore, policy: Retention, *, quiet: bool) -> dict[str, str]:

@@ -14,6 +14,8 @@ from slurm_resilience.cli.checkpoints_pick import LATEST, THREADS, find, read_ag
 from slurm_resilience.cli.checkpoints_text import in_short, print_json, say
 from slurm_resilience.errors import ConfigError, ExitCode
 
+_FORMATS = (".safetensors", ".pt")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", nargs="?", default=LATEST)
@@ -42,6 +44,12 @@ def export(store: CheckpointStore, args: argparse.Namespace) -> int:
         raise ConfigError(f"There is no folder {out.absolute().parent}", remedy="make it first")
     if all(name.startswith(f"{FOLDER}/") for name in store.manifest(entry).files):
         return _copy_files(store, entry, out, args)
+    if out.suffix not in _FORMATS:
+        raise ConfigError(
+            f"The name of {out} does not say in which format to write",
+            evidence=f"its ending is {out.suffix!r}; nothing was written",
+            remedy=f"end it in {' or '.join(_FORMATS)}",
+        )
     # torch takes seconds to import: only who exports pays for it
     from slurm_resilience.training.exporting import export as export_weights
 

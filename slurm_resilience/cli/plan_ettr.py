@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 from typing import Any
 
 from slurm_resilience.cli.plan_options import add_scenario, minutes, nodes_of, positive, span, table, write_chart
 from slurm_resilience.errors import ConfigError, ExitCode
+from slurm_resilience.observe.json_text import dumps
 from slurm_resilience.observe.ledger import Ledger
 from slurm_resilience.plan import chart, ettr
 from slurm_resilience.plan.interval import LONGEST_S, best_s, young_s
@@ -45,7 +45,7 @@ def execute(args: argparse.Namespace) -> int:
     if args.svg:
         write_chart(args.svg, _chart(scenario))
     if args.json:
-        print(json.dumps({**document, "days": args.days, "seed": args.seed, "shape": args.shape}))
+        print(dumps({**document, "days": args.days, "seed": args.seed, "shape": args.shape}))
         return ExitCode.OK
     often = f"one every {span(scenario.mttf_s)}" if scenario.rate else "none, ever"
     print(

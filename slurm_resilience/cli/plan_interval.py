@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 
 from slurm_resilience.cli.plan_options import add_scenario, nodes_of, span, table, write_chart
 from slurm_resilience.errors import ExitCode
+from slurm_resilience.observe.json_text import dumps
 from slurm_resilience.plan import chart, ettr
 from slurm_resilience.plan.interval import LONGEST_S, best_s, daly_s, young_s
 from slurm_resilience.plan.scenario import DAY_S, Scenario, parse_rate
@@ -58,7 +58,7 @@ def execute(args: argparse.Namespace) -> int:
             "mttf_h": mttf_s / 3600 if rate else None,
             "curve": [[seconds / 60, value] for seconds, value in curve],
         }
-        print(json.dumps(document))
+        print(dumps(document))
         return ExitCode.OK
     seldom = f"{nodes} nodes fail every {span(mttf_s)}" if rate else "nothing ever fails, so that the longest allowed is best"
     print(f"Save every {span(best)}: {seldom}, a save costs {span(args.save_s)}.")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from slurm_resilience.cli.plan_options import few_to_many, positive, table
 from slurm_resilience.errors import ConfigError, ExitCode, SlurmError
+from slurm_resilience.observe.json_text import dumps
 
+# A table of more allocations than this is read by nobody; --json has them all.
+_SHOWN = 1000
 # Up to this many nodes every smaller allocation lists the samples of each rank; beyond, it counts them ("samples").
 _LISTED_NODES = 128
 
@@ -54,12 +56,13 @@ def execute(args: argparse.Namespace) -> int:
         )
     min_nodes = fewest or args.min_nodes or 1
     _refuse_idle_options(args)
+    least = min_nodes if args.json else max(min_nodes, nodes - _SHOWN + 1)
     prospects = outlook(
         _slots(nodes, args.gpus_per_node, args.gpus_per_task),
         MeshConstraints.of(**{name: getattr(args, name) for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}),
         global_batch=args.global_batch,
         micro_batch=args.micro_batch,
-        min_nodes=min_nodes,
+        min_nodes=least,
         deal=args.deal,
         scale=args.keep_accumulation,
     )
@@ -68,14 +71,16 @@ def execute(args: argparse.Namespace) -> int:
         listed = nodes <= _LISTED_NODES
         document = whole.to_json(list_samples=True)
         document["smaller"] = [prospect.to_json(list_samples=listed) for prospect in smaller]
-        print(json.dumps(document))
+        print(dumps(document))
         return ExitCode.OK
     rows: list[tuple[str, ...]] = [
         ("nodes", "ranks", "mesh", "accumulation", "samples of a data-parallel rank (share)", "spares")
     ]
     rows += [_mesh_row(prospect) for prospect in prospects]
     table(rows)
-    if prospects[-1].nodes > min_nodes:
+    if prospects[-1].nodes == least > min_nodes:
+        print(f"{least - min_nodes:,} smaller allocations are not shown: --nodes {least - 1} goes on, --json has all of them.")
+    elif prospects[-1].nodes > min_nodes:
         print(f"No mesh fits on fewer than {prospects[-1].nodes} nodes.")
     return ExitCode.OK
 

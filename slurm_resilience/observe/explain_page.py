@@ -43,7 +43,8 @@ def _parts(one: Explanation) -> Iterator[tuple[str, list[str]]]:
     detail = found.detail or "nothing more is known"
     if one.first is not None:  # the cause before what it looked like from outside
         yield "first", list(_exception(one.first))
-    yield "why", [detail]
+    if one.first is None or _flat(one.first.get("message")) not in _flat(detail):
+        yield "why", [detail]
     if one.echoes:
         yield "echoes", list(_echoes(one.echoes))
     if one.failed_saves:
@@ -92,6 +93,10 @@ def _echoes(echoes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"and {len(echoes) - _ECHOES} more"
 
 
+def _flat(text: object) -> str:
+    return " ".join(str(text or "").split())
+
+
 def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1].rstrip()}…"
 
@@ -115,7 +120,8 @@ def _then(one: Explanation) -> Iterator[str]:
     for event in one.followed_by:
         match event["event"]:
             case "attempt_started":
-                yield f"attempt {event['attempt']} was launched: {event['world']} ranks on {' '.join(event['nodes'])}"
+                ranks = f"{event['world']} rank{'s' if event['world'] != 1 else ''}"
+                yield f"attempt {event['attempt']} was launched: {ranks} on {' '.join(event['nodes'])}"
             case "attempt_adopted":
                 yield f"the new supervisor found attempt {event['attempt']} alive and let it go on; nothing was lost"
             case "resumed":
@@ -143,7 +149,8 @@ def _then(one: Explanation) -> Iterator[str]:
             case "allocation_started":
                 yield f"the next allocation began on {' '.join(event['nodes'])}"
             case "run_failed":
-                why = "" if event["reason"] == one.incident.detail else f": {event['reason']}"
+                told = {one.incident.detail, *(each.get("reason") for each in one.followed_by if each["event"] == "decided")}
+                why = "" if event["reason"] in told else f": {event['reason']}"
                 yield f"the run ended with exit code {event['exit_code']}{why}"
             case "run_completed":
                 yield f"the run was complete at step {event.get('step')}"

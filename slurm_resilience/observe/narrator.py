@@ -10,7 +10,7 @@ from slurm_resilience.observe.endings import ending
 from slurm_resilience.observe.incidents import Incident, Incidents
 
 _EVERY_S = 10.0
-_LONG_CHARS = 60
+_LONG_CHARS = 40
 
 
 class Narrator:
@@ -62,9 +62,12 @@ class Narrator:
         return line
 
     def _remember(self, event: Mapping[str, Any]) -> None:
+        if event["event"] not in ("exception", "fault_detected"):
+            return
         text = str(event.get("message" if event["event"] == "exception" else "detail") or "")
-        if event["event"] in ("exception", "fault_detected") and len(text) >= _LONG_CHARS and text not in self._told_texts:
-            self._told_texts = [*self._told_texts[-7:], text]
+        for form in (text, " ".join(text.split())):  # what is quoted later stands in one line
+            if len(form) >= _LONG_CHARS and form not in self._told_texts:
+                self._told_texts = [*self._told_texts[-7:], form]
 
     def _run_started(self, event: Mapping[str, Any]) -> str:
         return f"run {event.get('run_id')}: {' '.join(map(str, event.get('argv', [])))}"
@@ -134,7 +137,9 @@ class Narrator:
         return f"attempt {event['attempt']}: {', '.join(parts)}"
 
     def _attempt_adopted(self, event: Mapping[str, Any]) -> str:
-        return f"attempt {event['attempt']}: all {event['world']} ranks had gone on meanwhile; nothing was lost"
+        count = int(event["world"])
+        ranks = f"all {count} ranks" if count != 1 else "its one rank"
+        return f"attempt {event['attempt']}: {ranks} had gone on meanwhile; nothing was lost"
 
     def _launched_cold(self, event: Mapping[str, Any]) -> str:
         return f"{event['node']}: ranks are started cold: {event['reason']}"

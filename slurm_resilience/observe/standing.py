@@ -144,6 +144,7 @@ class Observer:
         self._first: tuple[float, int] | None = None
         self._trains_since: float | None = None
         self._left_out: dict[str, str] = {}
+        self._load_s: float | None = None
         self.standing.incidents = self._incidents.all
 
     def apply(self, event: _Event) -> None:
@@ -234,10 +235,12 @@ class Observer:
         self._do(event, "training", "the ranks had gone on while the supervisor was away")
 
     def _ranks_launched(self, event: _Event) -> None:
-        self._do(event, "loading", "the ranks set up and look for a checkpoint")
+        before = f"; the last load took {short(self._load_s)}" if self._load_s is not None else ""
+        self._do(event, "loading", f"the ranks set up and look for a checkpoint{before}")
 
     def _resumed(self, event: _Event) -> None:
         self.standing.resumed_from = str(event.get("checkpoint") or "")
+        self._load_s = float(event["seconds"]) if isinstance(event.get("seconds"), int | float) else self._load_s
         self._step(event)
         self._do(event, "loading", f"{self.standing.resumed_from} is loaded; waiting for the first step")
 

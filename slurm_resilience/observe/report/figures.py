@@ -48,7 +48,8 @@ def timeline(story: Story) -> str:
             if name in attempt.nodes:
                 left, right = x(attempt.start), x(attempt.end)
                 ended = f", ended by {attempt.end_cause}" if attempt.end_cause else ""
-                words = f"attempt {attempt.number} on {attempt.world} ranks, {short(attempt.end - attempt.start)}{ended}"
+                ranks = f"{attempt.world} rank{'s' if attempt.world != 1 else ''}"
+                words = f"attempt {attempt.number} on {ranks}, {short(attempt.end - attempt.start)}{ended}"
                 parts.append(_bar(left, right, y, lane, f"attempt a{attempt.number % 2}", words))
                 if right - left > 22:
                     parts.append(_label((left + right) / 2, y + 15, str(attempt.number), "on-bar", anchor="middle"))

@@ -68,7 +68,11 @@ def test_show_finds_by_step_beginning_and_latest(root: Path, capsys: pytest.Capt
         shown = document(capsys, "show", str(root), word, "--items")
         assert (shown["name"], shown["extra"], shown["items"][0]["tensor"]) == (name, {"samples": 20}, "weights")
     assert document(capsys, "show", str(root))["step"] == 30
-    assert "samples" in text(capsys, "show", str(root), "20")
+    assert "samples" in text(capsys, "show", str(root), "20", "--all")
+    summary = text(capsys, "show", str(root), "20")
+    assert "samples" not in summary
+    assert {"name", "state", "step", "files", "tensors"} <= {line.partition(":")[0] for line in summary.splitlines()}
+    assert len(summary) < 1000
 
 
 def test_names_that_mean_nothing_or_too_much_are_refused(root: Path, capsys: pytest.CaptureFixture[str]) -> None:

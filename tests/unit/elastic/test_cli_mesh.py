@@ -98,3 +98,10 @@ def test_bad_input_is_refused_with_what_to_do(
         got = int(end.code or 0)
     assert got == code
     assert said in capsys.readouterr().err
+
+
+def test_a_million_nodes_are_not_listed_one_by_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "mesh", "--nodes", "1000000"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 1100
+    assert lines[-1] == "999,000 smaller allocations are not shown: --nodes 999000 goes on, --json has all of them."
