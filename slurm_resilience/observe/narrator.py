@@ -146,7 +146,8 @@ class Narrator:
 
     def _resumed(self, event: Mapping[str, Any]) -> str:
         took = f" in {event['seconds']:.2f} s" if isinstance(event.get("seconds"), int | float) else ""
-        return f"attempt {event['attempt']}: resumed at step {event.get('step')} from {event.get('checkpoint')}{took}"
+        anew = "; the world size has changed: random numbers are derived anew" if event.get("rng") == "derived" else ""
+        return f"attempt {event['attempt']}: resumed at step {event.get('step')} from {event.get('checkpoint')}{took}{anew}"
 
     def _started_fresh(self, event: Mapping[str, Any]) -> str:
         weights = f", with the weights in {event['weights']}" if event.get("weights") else ""

@@ -307,8 +307,9 @@ class Observer:
             self._do(event, "saving", f"the checkpoint of step {event.get('step')}")
 
     def _checkpoint_committed(self, event: _Event) -> None:
-        now = self.standing
-        now.committed += 1
+        now, again = self.standing, self.standing.newest
+        if again is None or not event.get("name") or again.name != event["name"]:  # a new supervisor may be told again
+            now.committed += 1
         now.newest = Checkpoint(
             event.get("step"), str(event.get("name", "")), float(event["t"]), event.get("seconds"), event.get("bytes")
         )

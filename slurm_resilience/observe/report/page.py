@@ -54,7 +54,7 @@ def headline(story: Story) -> str:
     """One sentence for somebody who has ten seconds."""
     standing, length = story.standing, short(story.end - story.start)
     number = len(faults(story.incidents))
-    through = f"through {number} incident{'s' if number != 1 else ''}" if number else "without an incident"
+    through = f"through {number} incident{'s' if number != 1 else ''} ({_causes(story)})" if number else "without an incident"
     if standing.doing == "complete":
         return f"Complete at step {standing.step} after {length}, {through}."
     step = standing.step if standing.step is not None else 0
@@ -65,6 +65,10 @@ def headline(story: Story) -> str:
     if standing.doing == "unsupervised":
         return f"Left alone at step {step} after {length}, {through}: {standing.because}."
     return f"{standing.doing.capitalize()} at step {step} after {length}, {through}."
+
+
+def _causes(story: Story) -> str:
+    return ", ".join(f"{one.count} {one.cause}" if one.count > 1 else one.cause for one in story.recoveries)
 
 
 def tiles(story: Story) -> list[tuple[str, str, str]]:
@@ -117,7 +121,7 @@ def _incident(story: Story, number: int | None, incident: Incident, longest: flo
         "phases": [
             (name.replace("_", " "), short(at), colours.get(name, "")) for name, at in measured.items() if name != "fault"
         ],
-        "drawing": safe(figures.phases(measured, max(longest, *measured.values()))),
+        "drawing": safe(figures.phases(measured, max(longest, *measured.values()))) if incident.fault else "",
     }
 
 

@@ -164,6 +164,8 @@ def _saves(facts: Iterable[Mapping[str, Any]]) -> list[Saved]:
     for fact in facts:
         t, step, name = float(fact["t"]), fact.get("step"), str(fact.get("name", ""))
         if fact["event"] == "checkpoint_committed":
+            if out and name and out[-1].name == name and out[-1].state == "committed":
+                continue  # told again, by agents that did not know whether the supervisor before had heard it
             out.append(Saved(t, step, name, "committed", fact.get("seconds"), fact.get("bytes")))
         elif fact["event"] == "checkpoint_failed":
             out.append(Saved(t, step, name, "failed", why=str(fact.get("error", ""))))
@@ -237,7 +239,12 @@ def recoveries(incidents: Sequence[Incident]) -> list[Recovery]:
         p95 = times[min(len(times) - 1, math.ceil(0.95 * len(times)) - 1)] if times else None
         out.append(
             Recovery(
-                cause, len(mine), len(times), statistics.median(times) if times else None, p95, times[-1] if times else None
+                cause,
+                len(mine),
+                sum(incident.recovered for incident in mine),
+                statistics.median(times) if times else None,
+                p95,
+                times[-1] if times else None,
             )
         )
     return out
