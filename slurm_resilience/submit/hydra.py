@@ -55,7 +55,13 @@ class ResilientLauncher(Launcher):
         state = Singleton.get_state()
         tasks = [list(overrides) for overrides in job_overrides]
         jobs = map_resilient(self._task, tasks, numbers, [state] * len(tasks), **arguments)
-        return [job.result() for job in jobs]
+        for number, job in zip(numbers, jobs, strict=True):
+            log.info("#%d: job %s, its run is in %s", number, job.job_id, job.run_dir)
+        done = []
+        for number, job in zip(numbers, jobs, strict=True):
+            done.append(job.result())
+            log.info("#%d: complete, it returned %r", number, done[-1].return_value)
+        return done
 
 
 @dataclass

@@ -24,6 +24,9 @@ def test_a_sweep_survives_a_fault_and_each_task_has_its_result(tmp_path: Path) -
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     runs = sorted((folder / "sweep" / ".resilient").glob("*/events.jsonl"))
     assert len(runs) == 2
+    said = done.stdout + done.stderr
+    assert all(str(run.parent) in said for run in runs), said[-2000:]
+    assert said.count("complete, it returned") == 2
     ends = []
     for run in runs:
         seen = list(read_events(run.parent))
