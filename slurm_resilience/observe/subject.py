@@ -147,7 +147,8 @@ def _node_verdict(observer: Observer, name: str, is_in: bool, since: int, why: s
     state = {"lost": "its agent is lost", "gone": "Slurm has taken it out of the job"}.get(now.agent, "")
     reason = why or now.why or state
     if reason:
-        return f"It is out{f' since attempt {since}' if since else ''}: {reason}."
+        back = f" `slurm-resilience nodes forgive RUN {name}` takes it back." if " is left out: " in reason else ""
+        return f"It is out{f' since attempt {since}' if since else ''}: {reason}.{back}"
     count = sum(node.in_attempt for node in standing.nodes.values())
     return f"It is a spare: its agent is {now.agent}, and attempt {standing.attempt} runs on {count} other nodes."
 

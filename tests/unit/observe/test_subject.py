@@ -40,7 +40,11 @@ def after_loss(folder: Path) -> Path:
     ("name", "verdict"),
     [
         ("n1", "It is in: attempt 2 has ranks on it."),
-        ("n2", "It is out since attempt 2: n2 is left out: 2 crashes began there, and none elsewhere."),
+        (
+            "n2",
+            "It is out since attempt 2: n2 is left out: 2 crashes began there, and none elsewhere. "
+            "`slurm-resilience nodes forgive RUN n2` takes it back.",
+        ),
         ("n3", "It is out since attempt 2: its agent was given up: silent for 4.1 s."),
         ("n4", "It is out since attempt 2: somebody drained it: alice: memory (on_drain: checkpoint_and_move)."),
         ("n5", "It is a spare: its agent is warm, and attempt 2 runs on 1 other nodes."),
