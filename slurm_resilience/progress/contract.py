@@ -11,13 +11,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from slurm_resilience.progress.packed import pack, unpack
+
 
 @dataclass(frozen=True)
 class RankContract:
     """One rank's place in one attempt.
 
     ``settings`` is the part of the run's configuration that ranks need (JSON values only); ``plan`` is what the
-    supervisor planned for this world: ``{"ranks": W, "mesh": {...}, "global_batch": …, "nodes": [...]}``.
+    supervisor planned for this world: ``{"ranks": W, "mesh": {...}, "global_batch": …, "nodes": [...]}``.  In the environment
+    that of many nodes is packed, since one variable holds 128 KiB (source: execve(2), MAX_ARG_STRLEN).
     """
 
     run_dir: str
@@ -50,7 +53,7 @@ class RankContract:
         """The variables to put into the rank's environment."""
         out: dict[str, str] = {}
         for field, name in self._NAMES.items():
-            value = getattr(self, field)
+            value = pack(self.plan) if field == "plan" else getattr(self, field)
             out[name] = value if isinstance(value, str) else json.dumps(value)
         return out
 
@@ -63,4 +66,4 @@ class RankContract:
         for field, name in cls._NAMES.items():
             raw = environment[name]
             values[field] = json.loads(raw) if field in ("attempt", "restart_count", "settings", "plan") else raw
-        return cls(**values)
+        return cls(**{**values, "plan": unpack(values["plan"])})

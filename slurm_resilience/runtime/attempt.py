@@ -43,6 +43,7 @@ class Attempt:
         self.exceptions: list[dict[str, Any]] = []
         self.placement = placement
         self.node_of = placement.node_of()
+        self._ranks_of = {name: frozenset(ranks) for name, ranks in zip(placement.nodes, placement.ranks, strict=True)}
         self.started_at = now
         self.evidence = Evidence()
         self.facts = Facts(placement.world)
@@ -105,7 +106,16 @@ class Attempt:
 
     def alive_on(self, node: str) -> set[int]:
         """Ranks that should be alive there."""
-        return {rank for rank, where in self.node_of.items() if where == node and rank not in self.exits}
+        return {rank for rank in self._ranks_of.get(node, ()) if rank not in self.exits}
+
+    def uses(self, node: str) -> bool:
+        """It has ranks there, whether or not they are alive."""
+        return node in self._ranks_of
+
+    @property
+    def all_rejoined(self) -> bool:
+        """The agent of every node of it has dialled again."""
+        return len(self.rejoined) == len(self.nodes)
 
     @property
     def progress(self) -> Mapping[int, tuple[m.RankProgress, float]]:

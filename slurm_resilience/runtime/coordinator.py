@@ -114,8 +114,8 @@ class Coordinator:
         self.scene.hear(heard)
         if isinstance(heard, i.RequeueEnded) and self.farewell is not None:
             self.farewell.requeue_ended(heard)
-        # Thousands of agents that join one by one are looked at together.
-        if self.state is not State.GATHERING or isinstance(heard, i.Tick):
+        # Thousands of agents that come or go one by one are looked at together.
+        if self.state not in (State.GATHERING, State.LEAVING) or isinstance(heard, i.Tick):
             self._advance()
         self._note_step()
         self.scene.committed = False
@@ -157,7 +157,7 @@ class Coordinator:
 
     def _on_adopting(self) -> None:
         attempt = self._current()
-        if attempt.rejoined == set(attempt.nodes) and not attempt.incomplete:
+        if attempt.all_rejoined and not attempt.incomplete:
             self._enter(State.RUNNING)
             self._out.record("attempt_adopted", nodes=list(attempt.nodes), world=attempt.world)
         elif attempt.incomplete or self._age() > self.config.limits.node_silence_s or self._must_end():

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 
 from slurm_resilience.config import ResilienceConfig
 from slurm_resilience.errors import Cause
+from slurm_resilience.progress.packed import pack
 from slurm_resilience.runtime.attempt import Attempt
 from slurm_resilience.runtime.drain_watch import DrainWatch
 from slurm_resilience.runtime.fleet import Fleet
@@ -42,15 +43,19 @@ def situation(
 def launches(
     attempt: Attempt, fleet: Fleet, spec: RunSpec, *, excused: list[int], wait_warm: bool, ended: str
 ) -> Iterator[tuple[int | None, Launch]]:
-    """The connection and the order of each node.  ``ended``: how the attempt before did, for the head of the logs."""
+    """The connection and the order of each node.  ``ended``: how the attempt before did, for the head of the logs.
+
+    There are as many as nodes: none may grow with their number, nor take a time that does.
+    """
     placement, port = attempt.placement, attempt.master_port or 0
-    plan = placement.plan | {"excused_attempts": excused}
+    plan = pack(placement.plan | {"excused_attempts": excused})
+    world, groups, argv = placement.world, len(placement.nodes), list(spec.argv)
     first = fleet.nodes[placement.nodes[0]]
     for group, (name, ranks) in enumerate(zip(placement.nodes, placement.ranks, strict=True)):
         launch = Launch(
-            attempt=attempt.number, world=placement.world, ranks=[[rank, local] for local, rank in enumerate(ranks)],
-            group_rank=group, groups=len(placement.nodes), master_addr=first.address, master_port=port,
-            store_hosted=port > 0, argv=list(spec.argv), cwd=spec.cwd, env=spec.env, checkpoints=spec.checkpoints,
+            attempt=attempt.number, world=world, ranks=[[rank, local] for local, rank in enumerate(ranks)],
+            group_rank=group, groups=groups, master_addr=first.address, master_port=port,
+            store_hosted=port > 0, argv=argv, cwd=spec.cwd, env=spec.env, checkpoints=spec.checkpoints,
             settings=spec.settings, plan=plan, wait_warm=wait_warm,
             header=f"=== attempt {attempt.number} on {name}{ended} ===",
         )  # fmt: skip
@@ -61,12 +66,13 @@ def reinforcements(
     attempt: Attempt, fleet: Fleet, drains: DrainWatch, config: ResilienceConfig, now: float, suspects: Collection[str]
 ) -> list[str]:
     """Nodes that a larger attempt could have besides those of this one."""
-    if len(attempt.nodes) >= config.nodes[1]:
+    mine = set(attempt.nodes)
+    if len(mine) >= config.nodes[1]:
         return []
     return [
         name
         for name in fleet.ready(now, need_warm=config.warm)
-        if name not in attempt.nodes
+        if name not in mine
         and name not in suspects
         and not drains.avoids(name)
         and fleet.nodes[name].losses <= _MOST_LOSSES_TO_GROW

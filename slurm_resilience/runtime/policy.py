@@ -179,10 +179,11 @@ def _with_whom(now: Situation, config: ResilienceConfig) -> Decision:
 def _counted(now: Situation, count: int, fewest: int) -> str:
     ranked = sorted(now.ready, key=lambda name: name in now.suspects)
     chosen, others = ranked[:count], ranked[count:]
+    here, then = set(chosen), set(now.before)
     out = f"{count} node{'s' if count != 1 else ''} (at least {fewest})"
     out += f", without {', '.join(now.lost)}" if now.lost else ""
-    left = [name for name in now.before if name not in chosen]
-    new = [name for name in chosen if name not in now.before]
+    left = [name for name in now.before if name not in here]
+    new = [name for name in chosen if name not in then]
     if left and new:
         out += f"; {', '.join(new)} in place of {', '.join(left)}"
     suspected = [name for name in others if name in now.suspects]

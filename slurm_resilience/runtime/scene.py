@@ -22,8 +22,10 @@ from slurm_resilience.runtime.outbox import Outbox
 from slurm_resilience.runtime.spec import RunSpec
 from slurm_resilience.runtime.warning_desk import WarningDesk
 
-# The loop ticks ten times a second; a longer gap than this means that we were stopped, swapped out or suspended.
-_FROZEN_S = 1.0
+# The loop ticks ten times a second; a longer gap than this means that we were stopped, swapped out or suspended.  A turn that
+# hears thousands of agents takes its time where the processor is shared, and is no absence.
+_FROZEN_S = (1.0, 2.0)
+_NODES_PER_FROZEN_S = 1500
 _REDIAL_S = 2.5
 # Agents whose supervisor is gone with its machine wait in vain for its answer before they look for another.
 _FIND_S = 8.0
@@ -60,6 +62,7 @@ class Scene:
         self.woke_at, self.frozen_s = float("-inf"), 0.0
         self._out, self._spec, self._limits = out, spec, limits
         self._last_tick = self._looked_at = self._judged_at = out.now
+        self._frozen_after_s = min(_FROZEN_S[1], max(_FROZEN_S[0], len(nodes) / _NODES_PER_FROZEN_S))
         self._look_every_s = max(_LOOK_EVERY_S, len(nodes) / 50_000)
         self._start_after = out.now + (_FIND_S if taken_over else _REDIAL_S if restarted else 0.0)
         self._handlers: dict[type, Callable[[Any], None]] = {
@@ -112,7 +115,7 @@ class Scene:
     def _tick(self, _: i.Tick) -> None:
         now = self._out.now
         gap, self._last_tick = now - self._last_tick, now
-        if gap > _FROZEN_S:
+        if gap > self._frozen_after_s:
             self.woke_at, self.frozen_s = now, gap
             self.fleet.forget_silence(now)
             self._out.record("supervisor_was_frozen", seconds=round(gap, 2))
@@ -160,7 +163,7 @@ class Scene:
         mine = self.attempt if self.launching or self.adopting else None
         if self.leaving:
             self._out.send(it.conn, m.Quit("the run is ending"))
-        elif mine is not None and node.name in mine.nodes:
+        elif mine is not None and mine.uses(node.name):
             self.fleet.hold([node.name], mine.number)
             mine.came_back(node.name, set(hello.ranks) if hello.attempt == mine.number else set(), self._out.now)
             if mine.preparing and mine.master_port is None and node.name == mine.nodes[0]:

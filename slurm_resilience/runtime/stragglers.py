@@ -23,6 +23,9 @@ class Stragglers:
 
     def __init__(self, node_of: Mapping[int, str]) -> None:
         self._node_of = node_of
+        self._ranks_of: dict[str, list[int]] = {}
+        for rank, node in node_of.items():
+            self._ranks_of.setdefault(node, []).append(rank)
         self._slow: dict[int, int] = {}
         self._told: set[int] = set()
         self._looked_at = float("-inf")
@@ -52,7 +55,7 @@ class Stragglers:
 
     def _numbers(self, rank: int, known: Mapping[int, float], middle: float) -> dict[str, object]:
         node = self._node_of[rank]
-        mates = [other for other in known if self._node_of[other] == node]
+        mates = [other for other in self._ranks_of[node] if other in known]
         all_slow = len(mates) > 1 and all(self._slow.get(other, 0) >= 1 for other in mates)
         return {
             "node": node, "rank": rank, "own_s": round(known[rank], 4), "others_s": round(middle, 4),

@@ -26,6 +26,7 @@ from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime.address import SupervisorAddress
 from slurm_resilience.runtime.backend import Backend
 from slurm_resilience.runtime.coordinator import Coordinator
+from slurm_resilience.runtime.descriptors import make_room
 from slurm_resilience.runtime.errands import Errands
 from slurm_resilience.runtime.history import History
 from slurm_resilience.runtime.messages import BEAT_EVERY_S, WIRE_VERSION, Beat, Garbage, Hello, Ping, Quit, Welcome, WireError
@@ -41,8 +42,10 @@ if TYPE_CHECKING:
 _TICK_S = 0.1
 _HELLO_S = 10.0
 _FLUSH_S = 10.0
+# Connections whose first word is awaited: so many besides one for each node, which may all dial in the same second.
 _MOST_STRANGERS = 1000
-_MOST_AT_ONCE = 64
+_MOST_AT_ONCE = 256
+_BACKLOG = 4096  # the kernel's own default limit; who does not fit in tries again after a second, and then after two
 # So many beats a second leave room on one core for everything else; fewer nodes beat as often as they like.
 _BEATS_PER_S = 10_000
 _WARNINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP)
@@ -93,12 +96,13 @@ class Supervisor:
         self._inbox: deque[i.Input] = deque()
         self._wakeup, self._wake = socket.socketpair()
         self._guests: dict[int, _Guest] = {}
+        self._strangers: dict[int, _Guest] = {}
         self._numbers = 0
         self._look_at = 0.0
         self._signals: deque[tuple[int, float]] = deque()
         self._catch_signals()
         self._listener = socket.create_server(
-            (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=1024
+            (host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
         )
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -150,6 +154,9 @@ class Supervisor:
     def run(self) -> int:
         """Until the run is complete, moved or given up; the exit code."""
         self._scribe.start()
+        cramped = make_room(len(self._backend.nodes))
+        if cramped:
+            self._scribe.say(cramped)
         if self._errands is not None:
             self._errands.start()
         code: int | None = self._do(self._coordinator.start())
@@ -193,7 +200,7 @@ class Supervisor:
         self._look_at = now + _TICK_S / 2
         for ended in self._backend.poll():
             self._inbox.append(i.CarrierEnded(ended.node, ended.code, ended.tail))
-        for guest in [guest for guest in self._guests.values() if not guest.greeted and now - guest.since > _HELLO_S]:
+        for guest in [guest for guest in self._strangers.values() if now - guest.since > _HELLO_S]:
             self._part(guest, "it did not say hello")
 
     def _answer(self, result: i.Input) -> None:
@@ -222,12 +229,12 @@ class Supervisor:
                 sock, _address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
-            if sum(not guest.greeted for guest in self._guests.values()) >= _MOST_STRANGERS:
+            if len(self._strangers) >= _MOST_STRANGERS + len(self._backend.nodes):
                 sock.close()
                 return
             self._numbers += 1
             guest = _Guest(self._numbers, Connection(sock), time.monotonic())
-            self._guests[guest.number] = guest
+            self._guests[guest.number] = self._strangers[guest.number] = guest
             self._selector.register(guest.connection, selectors.EVENT_READ, guest)
 
     def _hear(self, guest: _Guest) -> None:
@@ -240,6 +247,7 @@ class Supervisor:
                     self._part(guest, "it does not know the token")
                     return
                 guest.greeted, guest.node = True, message.node
+                del self._strangers[guest.number]
                 self._send(guest, Welcome.build(self._token, message, beat_every_s=self._beat_every_s))
                 self._inbox.append(i.Joined(guest.number, message))
                 self._backend.settled(message.node)
@@ -268,6 +276,7 @@ class Supervisor:
 
     def _part(self, guest: _Guest, why: str) -> None:
         if self._guests.pop(guest.number, None) is not None:
+            self._strangers.pop(guest.number, None)
             self._selector.unregister(guest.connection)
             guest.connection.close(why)
             if guest.greeted:

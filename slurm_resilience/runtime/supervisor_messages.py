@@ -36,6 +36,10 @@ class Ping(Message):
     kind: ClassVar[str] = "ping"
     seen: int
 
+    def to_line(self) -> bytes:
+        """The same line without the encoder: thousands a second are sent."""
+        return b'{"m":"ping","seen":%d}\n' % self.seen
+
 
 @dataclass(frozen=True)
 class Store(Message):

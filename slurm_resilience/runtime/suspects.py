@@ -29,8 +29,9 @@ def speaks_of_node(cause: str, signature: str) -> bool:
 def suspects(crashes: Mapping[str, int]) -> dict[str, str]:
     """Node → why it is a suspect: twice as many crashes began there as on any other node, and at least two."""
     out = {}
+    worst = sorted(crashes, key=lambda node: -crashes[node])[:2]
     for node, count in crashes.items():
-        others = max((other for name, other in crashes.items() if name != node), default=0)
+        others = max((crashes[name] for name in worst if name != node), default=0)
         if count >= _ENOUGH and count >= 2 * others:
             rest = f"and {others} on any other" if others else "and none elsewhere"
             out[node] = f"{count} crashes began there, {rest}"

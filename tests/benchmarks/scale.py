@@ -3,8 +3,9 @@
     python tests/benchmarks/scale.py [--agents 10000] [--json FILE]
 
 The supervisor is the real one (sockets, coordinator, events), in a process of its own, which never uses more than one core.
-The agents are connections of a second process: they greet, beat with the progress of one rank, launch,
-die and stop as they are told; the supervisor tells them how often to beat.  Figures:
+The agents are connections of a second process: they greet, beat with the progress of one rank, launch, die and stop as they are
+told, and dial again when they are turned away; the supervisor tells them how often to beat.  With ``--pin`` the supervisor is
+held to the last core and the agents to the others, for a machine on which nothing else runs.  Figures:
 
     detect_p50_s, detect_p99_s   from the last beat of an agent that falls silent until its ``agent_lost`` (limit: 4 s)
     stop_p50_s, stop_p99_s       from that decision until an agent has the order to stop, over all agents
@@ -12,16 +13,19 @@ die and stop as they are told; the supervisor tells them how often to beat.  Fig
     cores                        CPU seconds a second of the supervisor while all is well
     rss_bytes                    its memory
     join_s                       from the first connection until the first attempt is launched everywhere
+    launch_bytes                 the longest order to launch that an agent got
 """
 
 from __future__ import annotations
 
-import asyncio
+import heapq
 import math
 import os
 import random
 import resource
+import select
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -32,13 +36,17 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from slurm_resilience.observe.events import read_events
-from slurm_resilience.progress.page import Phase
+from slurm_resilience.observe.events import FILE_NAME, parse
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.address import SupervisorAddress
 from tests.benchmarks import record
 
 STEADY_S, JOIN_S, TRIAL_S = 20.0, 240.0, 90.0
+REDIAL_S = (0.2, 1.0)
+TURNS, MOST_DIALLING = 50, 200
+PING = b'{"m":"ping"'
+# Shorter than any order but ``store``, which goes to one of the first nodes; longer than a ping.
+ORDER_BYTES, SOME = 48, 100
 SILENT_AT_ONCE = 20
 
 
@@ -93,91 +101,155 @@ def serve(folder: Path, agents: int) -> int:
 # --- the agents' process ----------------------------------------------------------------------------------------------
 
 
-class SimulatedAgent(asyncio.Protocol):
+class SimulatedAgent:
     """One agent as the supervisor meets it on the wire."""
 
     def __init__(self, crowd: Crowd, node: str, number: int) -> None:
         self.crowd, self.node, self.number = crowd, node, number
-        self.transport: asyncio.Transport | None = None
-        self.mute = False
-        self.attempt, self.ranks, self.beats = 0, [], 0
+        self.sock: socket.socket | None = None
+        self.mute = self.welcome = False
+        self.attempt, self.beats = 0, 0
+        self.ranks: list[int] = []
         self.beat_at = self.killed_at = self.launched_at = 0.0
+        self.launch_bytes = 0
         self._rest = b""
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
-        greeting = m.Hello.build(
-            self.crowd.address.token, node=self.node, pid=os.getpid(), boot_id="b", job_id="local", restart=0,
-            address="127.0.0.1", warm=True, cold_reason="", attempt=0, ranks=[],
-        )  # fmt: skip
-        self.say(greeting)
+    def dial(self) -> None:
+        """Begin to connect; :meth:`ready` is called when that is done."""
+        sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # Further source addresses of loopback, since one has not ports enough for all and for those in TIME_WAIT.
+        sock.bind((f"127.0.{1 + self.number // 5000}.1", 0))
+        sock.connect_ex((self.crowd.address.host, self.crowd.address.port))
+        self.sock = sock
+        self.crowd.watch(self, select.EPOLLOUT)
 
-    def data_received(self, data: bytes) -> None:
+    def ready(self, events: int) -> None:
+        if events & select.EPOLLOUT:
+            self.crowd.dialling -= 1
+            if events & (select.EPOLLERR | select.EPOLLHUP):
+                self.part()
+                return
+            self.crowd.watch(self, select.EPOLLIN)
+            greeting = m.Hello.build(
+                self.crowd.address.token, node=self.node, pid=os.getpid(), boot_id="b", job_id="local", restart=0,
+                address="127.0.0.1", warm=True, cold_reason="", attempt=self.attempt if self.ranks else 0, ranks=self.ranks,
+            )  # fmt: skip
+            self.say(greeting.to_line())
+        else:
+            self.read()
+
+    def part(self) -> None:
+        """The connection is gone: dial again, unless silence is what is wanted."""
+        if self.sock is not None:
+            self.crowd.forget(self.sock)
+            self.sock.close()
+        self.sock, self._rest, self.welcome = None, b"", False
+        if not self.mute:
+            self.crowd.redials += 1
+            self.crowd.dial_later(self)
+
+    def read(self) -> None:
+        """Whatever has come."""
+        if self.sock is None:
+            return
+        try:
+            data = self.sock.recv(1 << 16)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.part()
+            return
+        if self.mute or (not self._rest and data.startswith(PING) and data.count(b"\n") == data.count(PING)):
+            return
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            if line.startswith(b'{"m":"welcome"'):
-                welcome = m.parse(line)
-                assert isinstance(welcome, m.Welcome)
-                self.crowd.beat_every_s = welcome.beat_every_s
-            if not line.startswith((b'{"m":"ping"', b'{"m":"welcome"')) and not self.mute:
-                self.obey(m.parse(line))
+            if not line.startswith(PING):
+                self.obey(m.parse(line), len(line))
 
-    def obey(self, message: m.Message) -> None:
+    def obey(self, message: m.Message, size: int) -> None:
         match message:
+            case m.Welcome():
+                self.welcome, self.crowd.beat_every_s = True, message.beat_every_s
+                if self.sock is not None and self.number >= SOME:
+                    # A ping alone wakes nobody up: it is read with the next beat.  Orders are longer.
+                    self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, ORDER_BYTES)
             case m.Store(attempt):
-                self.say(m.StoreReady(attempt, 1))
+                self.say(m.StoreReady(attempt, 1).to_line())
             case m.Launch(attempt=attempt, ranks=ranks):
                 self.attempt, self.ranks, self.launched_at = attempt, [rank for rank, _ in ranks], time.time()
-                self.say(m.Launched(attempt, {}, True, "", 0.01))
+                self.launch_bytes = max(self.launch_bytes, size)
+                self.say(m.Launched(attempt, {}, True, "", 0.01).to_line())
             case m.Kill(attempt):
                 self.killed_at = time.time()
                 for rank in self.ranks:
-                    self.say(m.Exit(self.attempt, rank, -9, "SIGKILL", False, time.time(), [], 10))
+                    self.say(m.Exit(self.attempt, rank, -9, "SIGKILL", False, time.time(), [], 10).to_line())
                 self.ranks = []
-                self.say(m.Stopped(attempt, 1, 0.01, "kill"))
+                self.say(m.Stopped(attempt, 1, 0.01, "kill").to_line())
 
     def beat(self) -> None:
+        """What a beat of an agent with one rank that trains looks like, without the cost of the encoder."""
+        if not self.welcome or self.mute:
+            return
+        self.read()
         self.beats += 1
         self.beat_at = time.time()
-        progress = [100, int(Phase.STEP), 0.05, False, 30.0, 100 + self.beats, [], 0.1, 50, 0.0]
-        self.say(m.Beat(self.beats, self.attempt if self.ranks else 0, {str(rank): progress for rank in self.ranks}))
+        ranks = b'"%d":[100,2,0.05,false,30.0,%d,[],0.1,50,0.0]' % (self.ranks[0], 100 + self.beats) if self.ranks else b""
+        attempt = self.attempt if self.ranks else 0
+        self.say(b'{"m":"beat","n":%d,"attempt":%d,"ranks":{%s}}\n' % (self.beats, attempt, ranks))
 
-    def say(self, message: m.Message) -> None:
-        if self.transport is not None and not self.mute and not self.transport.is_closing():
-            self.transport.write(message.to_line())
+    def say(self, line: bytes) -> None:
+        if self.sock is not None and not self.mute:
+            try:
+                self.sock.send(line)
+            except BlockingIOError:
+                sys.exit("scale.py: an agent's socket is full: the supervisor has not read for long")
+            except OSError:
+                self.part()
 
 
 class Crowd:
-    """All agents."""
+    """All agents, in one loop."""
 
     def __init__(self, address: SupervisorAddress, count: int) -> None:
         self.address, self.beat_every_s = address, m.BEAT_EVERY_S
+        self.redials = self.dialling = 0
         self.agents = [SimulatedAgent(self, f"n{number}", number) for number in range(count)]
+        self._epoll = select.epoll()
+        self._of_fd: dict[int, SimulatedAgent] = {}
+        self._to_dial = [(0.0, number) for number in range(count)]
+        self._turn, self._due = 0, time.monotonic()
 
-    async def join(self) -> None:
-        """All dial, some hundreds at a time."""
-        loop = asyncio.get_running_loop()
-        gate = asyncio.Semaphore(200)
+    def watch(self, agent: SimulatedAgent, events: int) -> None:
+        assert agent.sock is not None
+        fd = agent.sock.fileno()
+        (self._epoll.modify if fd in self._of_fd else self._epoll.register)(fd, events)
+        self._of_fd[fd] = agent
 
-        async def dial(agent: SimulatedAgent) -> None:
-            async with gate:
-                # Further source addresses of loopback, since one has not ports enough for all and for those in TIME_WAIT.
-                source = (f"127.0.{1 + agent.number // 5000}.1", 0)
-                await loop.create_connection(lambda: agent, self.address.host, self.address.port, local_addr=source)
+    def forget(self, sock: socket.socket) -> None:
+        self._epoll.unregister(sock.fileno())
+        del self._of_fd[sock.fileno()]
 
-        await asyncio.gather(*(dial(agent) for agent in self.agents))
+    def dial_later(self, agent: SimulatedAgent) -> None:
+        heapq.heappush(self._to_dial, (time.monotonic() + random.uniform(*REDIAL_S), agent.number))
 
-    async def keep_beating(self) -> None:
-        """Each agent as often as it was told, spread evenly."""
-        turns = 50
-        due, turn = time.monotonic(), 0
-        while True:
-            for agent in self.agents[turn % turns :: turns]:
+    def turn(self) -> None:
+        """Beat what is due, each agent as often as it was told, spread evenly; read what has come; go on dialling."""
+        now = time.monotonic()
+        while now >= self._due:
+            for agent in self.agents[self._turn % TURNS :: TURNS]:
                 agent.beat()
-            turn += 1
-            due += self.beat_every_s / turns
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
+            self._turn += 1
+            self._due += self.beat_every_s / TURNS
+        while self._to_dial and self._to_dial[0][0] <= now and self.dialling < MOST_DIALLING:
+            self.dialling += 1
+            self.agents[heapq.heappop(self._to_dial)[1]].dial()
+        for fd, events in self._epoll.poll(max(0.0, min(0.02, self._due - time.monotonic()))):
+            found = self._of_fd.get(fd)
+            if found is not None:
+                found.ready(events)
 
     def alive(self) -> list[SimulatedAgent]:
         return [agent for agent in self.agents if not agent.mute]
@@ -186,18 +258,58 @@ class Crowd:
 class Bench:
     """The trials, seen from the agents' side and from the run's events."""
 
-    def __init__(self, folder: Path, crowd: Crowd, pid: int) -> None:
-        self.folder, self.crowd, self._pid = folder, crowd, pid
+    crowd: Crowd
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        self.folder, self._pid = folder, pid
         self.detect: list[float] = []
         self.stop: list[float] = []
         self.relaunch: list[float] = []
+        self.lost: dict[str, float] = {}
+        self.losses = self._read_to = 0
+        self._began = False
 
-    async def until(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
+    def begin(self, crowd: Crowd) -> None:
+        self.crowd, self._began = crowd, True
+
+    def read_on(self) -> None:
+        """Note who was lost, from what the file of events has grown by: reading all of it would cost the agents their beats."""
+        with open(self.folder / FILE_NAME, "rb") as file:
+            file.seek(self._read_to)
+            grown = file.read()
+        whole = grown[: grown.rfind(b"\n") + 1]
+        self._read_to += len(whole)
+        for line in whole.splitlines(keepends=True):
+            event = parse(line) if b'"agent_lost"' in line else None
+            if event is not None and event["event"] == "agent_lost":
+                self.losses += 1
+                self.lost.setdefault(str(event["node"]), float(event["t"]))
+
+    def until(self, condition: Callable[[], bool], within_s: float, what: str) -> None:
         deadline = time.monotonic() + within_s
         while not condition():
             if time.monotonic() > deadline:
-                raise RuntimeError(f"{what} did not come within {within_s:g} s")
-            await asyncio.sleep(0.1)
+                raise RuntimeError(f"{what} did not come within {within_s:g} s{self.state()}")
+            self.rest(0.1)
+
+    def rest(self, seconds: float) -> None:
+        """The agents go on for so long."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self._began:
+                self.crowd.turn()
+            else:
+                time.sleep(0.05)
+
+    def state(self) -> str:
+        """How far the agents are."""
+        if not self._began:
+            return ""
+        ranks = sum(bool(agent.ranks) for agent in self.crowd.agents)
+        newest = max(agent.attempt for agent in self.crowd.agents)
+        there = sum(agent.welcome for agent in self.crowd.agents)
+        lost = f"{self.losses} lost, {self.crowd.redials} dialled again"
+        return f": {there} connected, {ranks} with ranks, attempt {newest}, {lost}"
 
     def launched(self, attempt: int) -> bool:
         return all(agent.attempt >= attempt for agent in self.crowd.alive())
@@ -210,25 +322,22 @@ class Bench:
     def rss_bytes(self) -> int:
         return int(Path(f"/proc/{self._pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-    async def trial(self, silent: list[SimulatedAgent], spread_s: float) -> None:
+    def trial(self, silent: list[SimulatedAgent], spread_s: float) -> None:
         """These agents fall silent one by one; the rest is stopped and launched anew."""
         attempt = max(agent.attempt for agent in self.crowd.alive())
         since: dict[str, float] = {}
         for agent in silent:
             agent.mute = True
             since[agent.node] = agent.beat_at
-            await asyncio.sleep(spread_s / len(silent))
-        lost: dict[str, float] = {}
+            self.rest(spread_s / len(silent))
 
         def seen() -> bool:
-            for event in read_events(self.folder):
-                if event["event"] == "agent_lost" and event["node"] in since:
-                    lost[str(event["node"])] = float(event["t"])
-            return len(lost) == len(since) and self.launched(attempt + 1)
+            self.read_on()
+            return since.keys() <= self.lost.keys() and self.launched(attempt + 1)
 
-        await self.until(seen, TRIAL_S, "The next attempt")
-        decided = min(lost.values())
-        self.detect += [lost[node] - at for node, at in since.items()]
+        self.until(seen, TRIAL_S, "The next attempt")
+        decided = min(self.lost[node] for node in since)
+        self.detect += [self.lost[node] - at for node, at in since.items()]
         self.stop += [agent.killed_at - decided for agent in self.crowd.alive()]
         self.relaunch.append(max(agent.launched_at for agent in self.crowd.alive()) - decided)
 
@@ -238,39 +347,36 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
-async def measure(folder: Path, process: subprocess.Popen[bytes], args: Any) -> tuple[dict[str, float | None], dict[str, Any]]:
+def measure(folder: Path, process: subprocess.Popen[bytes], args: Any) -> tuple[dict[str, float | None], dict[str, Any]]:
     found: list[SupervisorAddress] = []
-    bench: Bench
 
     def there() -> bool:
         address = SupervisorAddress.read(folder)
         found[:] = [address] if address is not None else []
         return bool(found)
 
-    bench = Bench(folder, Crowd.__new__(Crowd), process.pid)
-    await bench.until(there, 30.0, "The supervisor")
-    bench.crowd = Crowd(found[0], args.agents)
+    bench = Bench(folder, process.pid)
+    bench.until(there, 30.0, "The supervisor")
+    bench.begin(Crowd(found[0], args.agents))
     clock = record.Clock()
-    beating = asyncio.ensure_future(bench.crowd.keep_beating())
-    await bench.crowd.join()
+    bench.until(lambda: all(agent.welcome for agent in bench.crowd.agents), JOIN_S, "The last agent")
     connected_s = clock.read()
-    await bench.until(lambda: bench.launched(1), JOIN_S, "The first attempt")
+    bench.until(lambda: bench.launched(1), JOIN_S, "The first attempt")
     join_s = clock.read()
     print(f"connected after {connected_s:.1f} s, launched after {join_s:.1f} s", file=sys.stderr, flush=True)
-    await asyncio.sleep(5.0)
+    bench.rest(5.0)
     spent, clock = bench.spent_s(), record.Clock()
-    await asyncio.sleep(STEADY_S)
+    bench.rest(STEADY_S)
     cores = (bench.spent_s() - spent) / clock.read()
     print(f"{cores:.3f} cores", file=sys.stderr, flush=True)
     choose = random.Random(1)
     for number in range(args.trials):
-        await bench.trial(choose.sample(bench.crowd.alive(), SILENT_AT_ONCE), 1.0)
+        bench.trial(choose.sample(bench.crowd.alive(), SILENT_AT_ONCE), 1.0)
         so_far = f"detect p99 {percentile(bench.detect, 0.99):.2f} s, stop p99 {percentile(bench.stop, 0.99):.2f} s"
         print(f"trial {number}: {so_far}, relaunch {bench.relaunch[-1]:.2f} s", file=sys.stderr, flush=True)
-        await asyncio.sleep(3.0)
-    lost = [event for event in read_events(folder) if event["event"] == "agent_lost"]
+        bench.rest(3.0)
+    bench.read_on()
     rss = bench.rss_bytes()
-    beating.cancel()
     figures: dict[str, float | None] = {
         "agents": args.agents,
         "detect_p50_s": round(percentile(bench.detect, 0.5), 3),
@@ -281,14 +387,17 @@ async def measure(folder: Path, process: subprocess.Popen[bytes], args: Any) -> 
         "cores": round(cores, 3),
         "rss_bytes": rss,
         "join_s": round(join_s, 3),
+        "launch_bytes": max(agent.launch_bytes for agent in bench.crowd.agents),
     }
-    return figures, {"silenced": len(bench.detect), "false_alarms": len(lost) - len(bench.detect)}
+    false, redials = bench.losses - len(bench.detect), bench.crowd.redials
+    return figures, {"silenced": len(bench.detect), "false_alarms": false, "redials": redials}
 
 
 def main() -> None:
     options = record.parser(__doc__)
     options.add_argument("--agents", type=int, default=10_000, help="(default: 10000)")
     options.add_argument("--trials", type=int, default=5, help=f"times that {SILENT_AT_ONCE} agents fall silent (default: 5)")
+    options.add_argument("--pin", action="store_true", help="a core for the supervisor alone, the others for the agents")
     options.add_argument("--serve", metavar="FOLDER", help="be the supervisor of a run there (used by the benchmark itself)")
     args = options.parse_args()
     if args.serve:
@@ -299,13 +408,17 @@ def main() -> None:
             f"{args.agents} agents need as many open files in each process, and the hard limit is {hard} (ulimit -Hn)"
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    *others, last = sorted(os.sched_getaffinity(0))
     folder = Path(tempfile.mkdtemp(prefix="slurm-resilience-scale-"))
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
             [sys.executable, __file__, "--serve", str(folder / "run"), "--agents", str(args.agents)], stdout=log, stderr=log
         )
+    if args.pin:
+        os.sched_setaffinity(process.pid, {last})
+        os.sched_setaffinity(0, others or {last})
     try:
-        figures, more = asyncio.run(measure(folder / "run", process, args))
+        figures, more = measure(folder / "run", process, args)
     except RuntimeError as error:
         said = (folder / "log").read_text(errors="replace")[-1500:]
         sys.exit(f"scale.py: {error}; the supervisor's last words: {said or 'none'}")
