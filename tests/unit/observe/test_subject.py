@@ -42,8 +42,10 @@ def after_loss(folder: Path) -> Path:
         ("n1", "It is in: attempt 2 has ranks on it."),
         (
             "n2",
-            "It is out since attempt 2: n2 is left out: 2 crashes began there, and none elsewhere. "
-            "`slurm-resilience nodes forgive RUN n2` takes it back.",
+            (
+                "It is out since attempt 2: n2 is left out: 2 crashes began there, and none elsewhere. "
+                "`slurm-resilience nodes forgive RUN n2` takes it back."
+            ),
         ),
         ("n3", "It is out since attempt 2: its agent was given up: silent for 4.1 s."),
         ("n4", "It is out since attempt 2: somebody drained it: alice: memory (on_drain: checkpoint_and_move)."),
