@@ -46,9 +46,10 @@ def _preempt_mode(site: Site, save_s: float | None) -> Iterator[Finding]:
             yield Finding(
                 "preempt-cancel",
                 "danger",
-                "A preempted job is cancelled here and does not come back",
+                "Slurm cancels a preempted job here: the run comes back only if it requeues itself before the kill",
                 f"PreemptMode=CANCEL by {way.decided_by}",
-                "ask for PreemptMode=REQUEUE; until then submit again with the same run folder, the run goes on where it was",
+                "ask for PreemptMode=REQUEUE; a job that did not come back: submit again with the same run folder, the run "
+                "goes on where it was",
             )
         elif way.mode in ("SUSPEND", "GANG"):
             yield Finding(
@@ -66,7 +67,7 @@ def _save_fits(site: Site, save_s: float | None) -> Iterator[Finding]:
         return
     needed = _MARGIN_S + (_UNKNOWN_SAVE_S if save_s is None else 1.5 * save_s)
     for way in preemption.of(site):
-        if way.mode == "REQUEUE" and way.grace_s + kill_wait < needed:
+        if way.mode in ("REQUEUE", "CANCEL") and way.grace_s + kill_wait < needed:
             measured = f"a save takes {save_s:.0f} s" if save_s is not None else "not even a small model saves in that time"
             yield Finding(
                 "save-does-not-fit",

@@ -67,17 +67,16 @@ def _preemption(site: Site) -> Forecast:
     for way in ways:
         total = way.grace_s + kill_wait
         head = f"By {way.decided_by}: "
-        if way.mode == "REQUEUE":
+        if way.mode in ("REQUEUE", "CANCEL"):
             save = max(0, total - _MARGIN_S)
             grace = f"{way.grace_s} s of grace and then " if way.grace_s else ""
             says.append(
                 f"{head}the ranks are warned at once and have {grace}{kill_wait} s, so a save must take less than {save} s; "
                 f"{back}."
+                + " Slurm cancels the job then; only because it requeues itself before does it come back."
+                * (way.mode == "CANCEL")
             )
             times |= {"warned_s": 0, "grace_s": way.grace_s, "kill_wait_s": kill_wait, "save_s": save}
-        elif way.mode == "CANCEL":
-            says.append(f"{head}the job is cancelled after {total} s and does not come back by itself.")
-            times |= {"grace_s": way.grace_s, "kill_wait_s": kill_wait}
         else:
             says.append(f"{head}the job is stopped in memory (SIGSTOP) for as long as the other one runs.")
     return Forecast("preemption", " ".join(says), times)

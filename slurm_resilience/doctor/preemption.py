@@ -37,10 +37,18 @@ def of(site: Site) -> list[Preemption]:
         own = _mode(site.here.get("PreemptMode", ""))
         where = f"PreemptMode of the partition {site.partition}" if own else "PreemptMode of the cluster"
         return [Preemption(own or cluster, where, number(site.here.get("GraceTime")) or 0)]
+    prey = {name for fields in (site.qos or {}).values() for name in fields.get("Preempt", "").split(",") if name}
+    whole = site.config.get("PreemptMode", "")
+    prey |= {
+        name for name, fields in (site.qos or {}).items() if "WITHIN" in f"{whole},{fields.get('PreemptMode', '')}".upper()
+    }
     ways = [
         Preemption(_mode(fields.get("PreemptMode", "")) or cluster, f"the QOS {name}", _clock(fields.get("GraceTime", "")))
         for name, fields in (site.qos or {}).items()
+        if name in prey
     ]
+    if site.qos and not ways:
+        return [Preemption("OFF", "no QOS may preempt another one", 0)]
     return ways or [Preemption(cluster, "PreemptMode of the cluster (the QOS could not be read)", 0)]
 
 

@@ -22,8 +22,8 @@ _SDIAG_TIME = re.compile(r"sdiag output at .*\((\d+)\)")
 
 @dataclass(frozen=True)
 class Site:
-    """``config``: slurm.conf's settings; ``partitions``: each one's; ``qos``: name → preempt mode and grace seconds, None where
-    accounting does not answer.  ``skew_s``: this machine's clock minus the controller's.
+    """``config``: slurm.conf's settings; ``partitions``: each one's; ``qos``: name → PreemptMode, GraceTime, Preempt, None
+    where accounting does not answer.  ``skew_s``: this machine's clock minus the controller's.
     """
 
     config: dict[str, str]
@@ -90,10 +90,10 @@ def _partitions() -> dict[str, dict[str, str]]:
 
 
 def _qos(config: dict[str, str]) -> tuple[dict[str, dict[str, str]] | None, bool]:
-    """The preempt modes of all QOS, and whether accounting answers at all."""
+    """The preempt modes of all QOS and whom each may preempt, and whether accounting answers at all."""
     if "slurmdbd" not in config.get("AccountingStorageType", ""):
         return None, False
-    columns = ("Name", "PreemptMode", "GraceTime")
+    columns = ("Name", "PreemptMode", "GraceTime", "Preempt")
     try:
         answer = child.run(("sacctmgr", "-nP", "show", "qos", f"format={','.join(columns)}"), timeout_s=_TIMEOUT_S)
     except SlurmError:

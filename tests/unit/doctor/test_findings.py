@@ -104,10 +104,13 @@ def test_a_long_save_does_not_fit_where_a_short_one_does() -> None:
                 qos={
                     "a": {"PreemptMode": "cancel", "GraceTime": "00:01:30"},
                     "b": {"PreemptMode": "cluster", "GraceTime": "20"},
+                    "c": {"PreemptMode": "cluster", "GraceTime": "5", "Preempt": "a,b"},
+                    "d": {"PreemptMode": "within,requeue", "GraceTime": "7"},
                 },
             ),
-            [("CANCEL", 90), ("REQUEUE", 20)],
+            [("CANCEL", 90), ("REQUEUE", 20), ("REQUEUE", 7)],
         ),
+        (replace(with_config(PreemptType="preempt/qos"), qos={"normal": {"PreemptMode": "cluster"}}), [("OFF", 0)]),
         (replace(with_config(PreemptType="preempt/qos"), qos=None), [("REQUEUE", 0)]),
     ],
 )
