@@ -40,21 +40,35 @@ def srun_command(
 
     ``--overlap`` without ``--exact`` gives the step all CPUs and memory that the job has on the node, beside whatever
     else runs there.  ``binds``: this cluster binds tasks to cores, which the one task must not be.  ``gpus``: how many the job
-    holds there.  They are asked for by ``--gpus``: without a word the step inherits the job's own request, so that one of
-    ``--gpus=6`` on two nodes is refused, and one of ``--gpus-per-task=2`` gets two.  ``others``: the rest of a job whose nodes
-    hold different numbers.  They are excluded instead of this one being named, since a named node is refused more GPUs than
-    the first of the job has.  Source: tried on 22.05.8, where ``--gres`` and ``--gpus-per-node`` are refused in either way.
+    holds there.  They are asked for by ``--gpus-per-node``: without a word the step inherits the job's own request, so that one
+    of ``--gpus=6`` on two nodes is refused, and one of ``--gpus-per-task=2`` gets two; and of the steps with ``--gpus`` and a
+    named node 24.11 starts two, while the others wait for their end.  ``others``: the rest of a job whose nodes hold different
+    numbers.  They are excluded instead of this one being named, since a named node is refused more GPUs than the last of
+    the job has.  Source: tried on 22.05.8 and 24.11.5, with each way of asking for GPUs, even and uneven.
     """
+    command = ["slurm_resilience.runtime.agent", "--run-dir", run_dir, "--node", node]
+    return step_command(job_id, node, command, binds=binds, gpus=gpus, others=others, name="resilience-agent")
+
+
+def step_command(
+    job_id: str, node: str, module: list[str], *, binds: bool, gpus: int | None, name: str, others: Iterable[str] = ()
+) -> list[str]:
+    """The srun of any one process of ours on ``node``: ``module`` and its arguments, with this interpreter."""
     bind = ["--cpu-bind=none"] if binds else []
-    bind += [f"--gpus={gpus}"] if gpus else ["--gres=none"] if gpus == 0 else []
+    bind += [f"--gpus-per-node={gpus}"] if gpus else ["--gres=none"] if gpus == 0 else []
     rest = fold(others)
     where = f"--exclude={rest}" if rest else f"--nodelist={node}"
     return [
         "srun", f"--jobid={job_id}", "--overlap", "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--nodes=1", "--ntasks=1",
         where, *bind, "--mpi=none", "--export=ALL", "--input=none", "--unbuffered", "--quiet",
-        "--job-name=resilience-agent",
-        sys.executable, "-m", "slurm_resilience.runtime.agent", "--run-dir", run_dir, "--node", node,
+        f"--job-name={name}", sys.executable, "-m", *module,
     ]  # fmt: skip
+
+
+def step_environment(*, gpus: bool) -> dict[str, str]:
+    """What the srun of a process of ours may know of the job: not what shapes steps.  ``gpus``: it says itself how many."""
+    left_out = {*_NOT_FOR_SRUN, *(gpu_request() if gpus else ())}
+    return {name: value for name, value in os.environ.items() if name not in left_out}
 
 
 class SlurmBackend:
@@ -72,8 +86,7 @@ class SlurmBackend:
         self._job_id = job_id
         self._nodes = nodes
         self._sruns: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
-        left_out = {*_NOT_FOR_SRUN, *(gpu_request() if gpus else ())}
-        self._environment = {name: value for name, value in os.environ.items() if name not in left_out}
+        self._environment = step_environment(gpus=bool(gpus))
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -183,7 +183,7 @@ def test_an_agents_srun_asks_for_all_that_the_job_has_there(tmp_path: Path, monk
 def test_where_gpus_are_known_a_nodes_own_number_is_asked_for_and_nothing_of_the_jobs_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "--gpus=4" in srun_command("42", "n3", "/r", binds=True, gpus=4)
+    assert "--gpus-per-node=4" in srun_command("42", "n3", "/r", binds=True, gpus=4)
     assert "--gres=none" in srun_command("42", "n3", "/r", binds=True, gpus=0)
     uneven = srun_command("42", "n3", "/r", binds=True, gpus=4, others=["n1", "n2", "x"])
     assert "--exclude=n[1-2],x" in uneven
