@@ -21,6 +21,7 @@ from slurm_resilience.runtime.command import parse_python
 from slurm_resilience.runtime.job_end import leave_the_dead
 from slurm_resilience.runtime.planner import check_fit, fewest_that_fit
 from slurm_resilience.runtime.processes import look
+from slurm_resilience.runtime.revival import expect_revival
 from slurm_resilience.runtime.run_folder import RunFolder
 from slurm_resilience.runtime.spec import RunSpec
 from slurm_resilience.runtime.standby import acts_elsewhere, last_word, stand_by
@@ -136,8 +137,9 @@ def _supervise(
     code = supervisor.run()
     if supervisor.superseded and here is not None:
         return stand_by(folder, here, show=tell)
-    if around is not None and code != ExitCode.REQUEUED:
+    if around is not None and here is not None and code != ExitCode.REQUEUED:
         leave_the_dead(CommandClient(), folder, around, say=tell)
+        expect_revival(folder, around, here.node, code, say=tell)
     return code
 
 

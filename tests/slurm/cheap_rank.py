@@ -1,6 +1,7 @@
 """A rank that costs nothing: no torch, no collectives; it steps, saves, stops and ends as a Run would, by the same contract.
 
-For tests of what Slurm does to a job.  RUN_DIR/enough ends it; RUN_DIR/cheap.json is its checkpoint, every 20 steps of 50 ms.
+For tests of what Slurm does to a job.  RUN_DIR/enough ends it, RUN_DIR/rotten makes it fail; RUN_DIR/cheap.json is its
+checkpoint, every 20 steps of 50 ms.
 With an argument it fails after a few steps: raise, kill, hang, or a number to exit with; "kill-here" on one node, always.
 """
 
@@ -76,6 +77,8 @@ def main() -> None:
             save()
         if step == 5 and sys.argv[1:]:
             fail(sys.argv[1], run_dir)
+        if (run_dir / "rotten").exists():
+            fail("raise", run_dir)
         if (run_dir / "enough").exists():
             facts.send("finished", step=step, outcome="completed")
             break

@@ -66,6 +66,17 @@ def _own_name() -> Iterator[str]:
     pytest.fail(f"other test sessions on this machine use the sandboxes {', '.join(NAMES)}")
 
 
+@pytest.fixture(scope="session")
+def revivals(sandbox: Sandbox) -> int:
+    """How often this Slurm requeues a job that ends well after it was preempted with a grace period: once, or not at all.
+
+    See slurm_resilience.runtime.revival.
+    """
+    answer = sandbox.exec(["scontrol", "--version"], check=True).stdout
+    year, month = (int(word) for word in answer.split()[1].split(".")[:2])
+    return int((24, 5) <= (year, month) < (26, 5))
+
+
 @pytest.fixture(autouse=True)
 def _healed(request: pytest.FixtureRequest) -> Iterator[None]:
     """Whatever a test does to the shared sandbox, the next one finds all nodes idle, no job, default settings."""

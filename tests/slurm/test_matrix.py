@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from slurm_resilience.errors import ExitCode
 from slurm_resilience.observe.events import read_events
 from slurm_resilience.sandbox import Sandbox
 from tests.slurm.cheap_rank import EVERY
@@ -158,6 +159,10 @@ def requeued_by_hand(cell: Cell) -> str:
 
 
 def with_the_controller_gone_in_between(cell: Cell) -> str:
+    """It knows that the job runs: one that forgets even that starts the job anew, from nothing of ours."""
+    saved = cell.sandbox.layout.dir / "slurmctld" / "job_state"
+    started = cell.events("attempt_started")[0]["t"]
+    cell.sandbox.wait_for(lambda: saved.exists() and saved.stat().st_mtime > started, 60, what="slurmctld to save its state")
     cell.preempt()
     cell.until("warning_received")
     cell.sandbox.fault("kill-controller")
@@ -207,7 +212,7 @@ CELLS = [
 
 
 @pytest.mark.parametrize(("scenario", "shape"), CELLS)
-def test_it_comes_back(sandbox: Sandbox, shared: Path, scenario: str, shape: str) -> None:
+def test_it_comes_back(sandbox: Sandbox, shared: Path, revivals: int, scenario: str, shape: str) -> None:
     """submitit#1617 (grace0-signal), Lightning#20542 (time-limit), aws-parallelcluster#1671 (batch-host)."""
     act, settings = SCENARIOS[scenario]
     if settings:
@@ -217,11 +222,14 @@ def test_it_comes_back(sandbox: Sandbox, shared: Path, scenario: str, shape: str
         cell.until("checkpoint_committed", count=2)
         cause = act(cell)
         cell.comes_back()
+        restarts = cell.slurm("Restarts")
         said = cell.end()
     assert (said["state"], said["cause"], said["exit_code"]) == ("COMPLETED", None, 0), said
     assert said["attempts"][0].get("cause") == cause, said["attempts"]
     if scenario not in ("other-node", "batch-host"):
-        assert cell.slurm("Restarts") == ("2" if scenario == "prolog" else "1")
+        assert restarts == ("2" if scenario == "prolog" else "1")
+        in_grace = settings.get("low.GraceTime") == "15" or scenario == "controller"
+        assert int(cell.slurm("Restarts")) == int(restarts) + (revivals if in_grace else 0)
     for other in cell.others:
         assert len(cell.events("attempt_started", other)) == 1, "the other task of the array was left alone"
         assert cell.events("run_completed", other)
@@ -245,3 +253,22 @@ def test_cancelled_it_does_not(sandbox: Sandbox, shared: Path, shape: str) -> No
     for other in cell.others:
         assert not cell.events("warning_received", other), "the other task of the array was left alone"
         (other / "enough").touch()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_preempted_once_and_broken_later_it_ends_with_its_code(sandbox: Sandbox, shared: Path, revivals: int) -> None:
+    """Where Slurm requeues it after that, nothing is trained again, and nobody else's nodes are waited for."""
+    cell = Cell(sandbox, shared, "four")
+    cell.until("checkpoint_committed", count=2)
+    cell.preempt()
+    cell.comes_back()
+    (cell.run_dir / "rotten").touch()
+    out, err = cell.waiting.communicate(timeout=200)
+    assert cell.waiting.returncode == 0, err
+    said = json.loads(out)
+    assert (said["state"], said["cause"], said["exit_code"]) == ("FAILED", "app_error", int(ExitCode.APP_ERROR)), said
+    assert cell.slurm("Restarts") == str(1 + revivals)
+    assert not revivals or cell.slurm("NumNodes") == "1"
+    assert len(cell.events("run_failed")) == 1
+    assert max(event["restart"] for event in cell.events("attempt_started")) == 1

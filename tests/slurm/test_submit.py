@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def test_a_function_comes_back_with_its_result(sandbox: Sandbox, shared: Path, a
     assert "run complete" in end["stderr"]
 
 
-def test_preempted_it_comes_back_and_the_object_waits(sandbox: Sandbox, shared: Path, alice: Any) -> None:
+def test_preempted_it_comes_back_and_the_object_waits(sandbox: Sandbox, shared: Path, alice: Any, revivals: int) -> None:
     """Lightning#4265: in the folder that was fixed when it was submitted."""
     job, run_dir = submitted(alice)
     sandbox.wait_for(lambda: events(run_dir, "checkpoint_committed"), 120, what="A checkpoint")
@@ -117,12 +118,19 @@ def test_preempted_it_comes_back_and_the_object_waits(sandbox: Sandbox, shared: 
     sandbox.wait_for(lambda: events(run_dir, "requeue_done"), 120, what="The requeue")
     assert alice(f"job = ResilientJob.from_dir({str(run_dir)!r}); say(done=job.done(), state=job.state)")["done"] is False
     sandbox.wait_for(lambda: len(events(run_dir, "first_step")) >= 2, 200, what="The second life of the job")
+    assert sandbox.job(job)["Restarts"] == "1"
     (shared / "enough").touch()
+    sandbox.wait_for(lambda: events(run_dir, "run_completed"), 60, what="The end of the run")
+    over = time.time()
     end = ended(alice, run_dir)
     assert end["result"] is not None, end["failure"]
     assert end["result"]["attempt"] == 2
     assert end["state"] == "COMPLETED"
-    assert sandbox.job(job)["Restarts"] == "1"
+    assert time.time() - over < 60, "not the 121 s of Slurm's own requeue, where it makes one more"
+    record = sandbox.job(job)
+    assert record["Restarts"] == str(1 + revivals)
+    assert not revivals or record["NumNodes"] == "1"
+    assert len(events(run_dir, "attempt_started")) == 2
     assert int((shared / "started.2.0").read_text()) > 0, "it went on where it was"
     assert end["attempts"][1]["restart"] == 1
 
