@@ -20,6 +20,8 @@ SETTLE_S = 3.0
 # A controller that was away may have been killed, and forgets what it had not yet saved: also a preemption, which it finds
 # out again when it next schedules.
 AFTER_OUTAGE_S = 10.0
+# An answer that took longer: scontrol itself waits some seconds for a controller that is away, without a word.
+PROMPT_S = 1.0
 # Agents and batch script hear the same signal within this time; one that comes later is a new one, and means "now".
 SAME_S = 3.0
 
@@ -60,7 +62,7 @@ class Alarm:
 
     def explain(self, verdict: Verdict, now: float) -> bool:
         """Note an answer; True when it says something new."""
-        if not verdict.known:
+        if not verdict.known or verdict.waited_s > PROMPT_S:
             self._away_at = now
         settled = now - self.since > SETTLE_S and now - self._away_at > AFTER_OUTAGE_S
         running = verdict.record is not None and verdict.record.state.running

@@ -60,6 +60,7 @@ class Verdict:
 
     ``requeued``: the controller has already put it back into the queue.  ``detail``: how we know, for the event and the log.
     ``known``: False when the controller could not be asked; then ``cause`` is UNKNOWN and the deadline the shortest possible.
+    ``waited_s``: how long it took to answer.  After more than a moment it may have been away, and have forgotten.
     """
 
     cause: Cause
@@ -68,6 +69,7 @@ class Verdict:
     detail: str
     known: bool
     record: JobRecord | None
+    waited_s: float = 0.0
 
 
 def ask_cause(
@@ -88,11 +90,13 @@ def ask_cause(
     ``my_nodes``: the nodes of this run, to tell a lost node from a preemption; ``lead_s``: that of ``--signal``;
     ``config``: ``client.config()``, when the caller has it from the start.  Never raises for Slurm's own failures.
     """
-    until = clock.monotonic() + patience_s
+    asked = clock.monotonic()
+    until = asked + patience_s
     settings = dict(config or {})
     while True:
         try:
             record = client.job(job_id)
+            waited = clock.monotonic() - asked
             break
         except NoSuchJob as error:
             last = deadline(None, heard_at=heard_at, kill_wait=kill_wait_s(settings))
@@ -128,7 +132,7 @@ def ask_cause(
         if coming is not None and coming.start_at - clock.time() <= MAINTENANCE_LEAD_S + SIGNAL_GRAIN_S:
             cause, limit = Cause.NODE_DRAINED, before_maintenance(coming.start_at, coming.name, limit)
             detail = f"the maintenance reservation {coming.name} begins {coming.start_at - clock.time():.0f} s from now"
-    return Verdict(cause, record.requeued and record.restarts > restart_count, limit, detail, True, record)
+    return Verdict(cause, record.requeued and record.restarts > restart_count, limit, detail, True, record, waited)
 
 
 def judge(

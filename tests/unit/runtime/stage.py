@@ -5,6 +5,7 @@ It plays the other side of every output, so that a test reads as what happened a
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -229,10 +230,19 @@ class Stage:
             self.tell(i.Heard(agent.conn, message))
 
     def slurm_says(
-        self, cause: Cause, *, requeued: bool = False, known: bool = True, left_s: float = 20.0, **record: str
+        self,
+        cause: Cause,
+        *,
+        requeued: bool = False,
+        known: bool = True,
+        left_s: float = 20.0,
+        waited_s: float = 0.0,
+        **record: str,
     ) -> None:
         """What Slurm answers from now on; ``record`` are fields of the job that differ from a running one."""
-        self.verdict = lambda: self._verdict(cause, requeued=requeued, known=known, left_s=left_s, **record)
+        self.verdict = lambda: dataclasses.replace(
+            self._verdict(cause, requeued=requeued, known=known, left_s=left_s, **record), waited_s=waited_s
+        )
 
     def _verdict(
         self, cause: Cause, *, requeued: bool = False, known: bool = True, left_s: float = 20.0, **record: str

@@ -335,10 +335,14 @@ def test_term_from_somebody_while_slurm_has_no_reason_is_a_wish_to_end() -> None
     assert stage.exit_code == ExitCode.CANCELLED
 
 
-def test_a_controller_that_was_away_may_have_forgotten_why_it_sent_it() -> None:
-    """Killed right after it had preempted the job, it comes back without a PreemptTime, and preempts the job again."""
+@pytest.mark.parametrize("how", ["no answer", "a late one"])
+def test_a_controller_that_was_away_may_have_forgotten_why_it_sent_it(how: str) -> None:
+    """Killed right after it had preempted the job, it comes back without a PreemptTime, and preempts the job again.
+
+    scontrol itself waits for it: then the first that we hear, seconds later, is that there is no reason.
+    """
     stage = Stage(2).running()
-    stage.slurm_says(Cause.UNKNOWN, known=False)
+    stage.slurm_says(Cause.UNKNOWN, known=how != "no answer", waited_s=0.0 if how == "no answer" else 4.0)
     stage.warn("SIGTERM")
     stage.finish_ranks(fact="stopped")
     stage.pass_(6)
