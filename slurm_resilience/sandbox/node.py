@@ -143,13 +143,17 @@ def _run(
 
 
 def start_daemon(layout: Layout, host: HostState, argv: Sequence[str], *, user: str = "root", log: str) -> Process:
-    """Start a daemon on the host; back when it has been executed (not: when it is ready)."""
+    """Start a daemon on the host; back when it has been executed (not: when it is ready; it may even have ended)."""
     environment = {TAG: layout.name, "PATH": packages.PATH, "SLURM_CONF": str(layout.slurm_conf), "LC_ALL": "C.UTF-8"}
     line = command(host, argv, user=user, environment=environment, detach=str(layout.log_of(log)))
     result = _run(line, f"The start of {argv[0]} on {host.name}")
     if result.returncode != 0:
         raise SandboxError(f"{argv[0]} does not start on {host.name}", evidence=result.stderr.strip())
-    return Process.of(int(result.stdout))
+    pid = int(result.stdout)
+    try:
+        return Process.of(pid)
+    except OSError:  # it has ended, and been buried, already: slurmctld with a bad slurm.conf is that quick
+        return Process(pid, start=-1)
 
 
 def change_mounts(host: HostState, operations: Sequence[Sequence[str]], *, pass_fds: Sequence[int] = ()) -> None:
