@@ -43,7 +43,7 @@ def _parts(one: Explanation) -> Iterator[tuple[str, list[str]]]:
     detail = found.detail or "nothing more is known"
     if one.first is not None:  # the cause before what it looked like from outside
         yield "first", list(_exception(one.first))
-    if one.first is None or _flat(one.first.get("message")) not in _flat(detail):
+    if one.first is None or _flat(detail) != _flat(f"{one.first.get('type')}: {one.first.get('message')}"):
         yield "why", [detail]
     if one.echoes:
         yield "echoes", list(_echoes(one.echoes))

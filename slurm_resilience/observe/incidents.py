@@ -48,7 +48,7 @@ class Incident:
     """One pass through the loop.  ``t`` is the wall-clock time of the fault; ``step`` the last one that was reached before it.
 
     ``resumed_step`` is where training went on, None where it started afresh or did not go on.  ``recovered``: a step was
-    completed again, or ``went_on``: all ranks had gone on without their supervisor.  ``attempt`` and ``restart`` are those that
+    completed again, or none was left; or ``went_on``: all ranks had gone on without their supervisor.  ``attempt`` and ``restart`` are those that
     the fault ended.
     """
 
@@ -96,6 +96,8 @@ class Incident:
             return "all ranks had gone on"
         if not self.fault:
             return "ended on purpose"
+        if self.recovered:
+            return "back, and complete"
         return "not back yet" if open_ else "did not come back"
 
     def as_dict(self) -> dict[str, Any]:
@@ -171,6 +173,8 @@ class Incidents:
             self._running = False
         if name == "run_failed":
             self._run_failed(event, t)
+        if name == "run_completed" and self._open is not None:  # it came back where nothing was left to do
+            self._open.recovered = True
         if name in ("run_completed", "run_failed"):
             self._open = self._warning = None
         self._last_t = max(self._last_t, t)

@@ -183,3 +183,26 @@ def test_the_reason_of_an_end_is_told_once(tmp_path: Path) -> None:
     text = page(found, number=1, of=1)
     assert text.count("12 does not divide by 5") == 1
     assert "the run ended with exit code 78" in text
+
+
+def test_the_cause_comes_first_and_what_it_says_is_not_said_again(tmp_path: Path) -> None:
+    events = crash()
+    events[3:3] = [raised(1, "ValueError", "boom")]
+    events[5]["detail"] = "ValueError: boom"
+    (found,) = explain(run(tmp_path / "a", *events))
+    assert "\nwhy " not in page(found, number=1, of=1)
+    events[5]["detail"] = "exited with 1"
+    (found,) = explain(run(tmp_path / "b", *events))
+    text = page(found, number=1, of=1)
+    assert text.index("\nfirst ") < text.index("\nwhy ")
+    assert "exited with 1" in text
+
+
+def test_a_checkpoint_that_was_passed_over_is_told(tmp_path: Path, capsys: Any) -> None:
+    events = crash()
+    passed = {"event": "checkpoint_passed_over", "attempt": 2, "step": 12, "name": "step-12", "reason": "its manifest is torn"}
+    events[7:7] = [passed]
+    folder = run(tmp_path / "run", *events)
+    assert "checkpoint step-12 was passed over: its manifest is torn" in page(explain(folder)[0], number=1, of=1)
+    assert main(["explain", str(folder), "step-12"]) == 0
+    assert "attempt 2 passed it over, because its manifest is torn" in " ".join(capsys.readouterr().out.split())

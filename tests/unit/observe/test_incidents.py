@@ -150,6 +150,22 @@ def test_a_run_that_ends_in_a_fault_did_not_come_back() -> None:
     assert found.phases == pytest.approx({"fault": 0, "detected": 4.0, "stopped": 4.2})
 
 
+def test_a_run_that_comes_back_where_nothing_is_left_to_do_is_complete() -> None:
+    (found,) = Incidents.of(
+        told(*RUNS, FAULT, *BACK[:3], (14.6, "resumed", {"step": 57}), (15.0, "run_completed", {"step": 57}))
+    )
+    assert (found.recovered, found.seconds, found.steps_lost) == (True, None, 0)
+    assert found.outcome() == "back, and complete"
+
+
+def test_where_it_resumed_may_be_told_late_or_not_at_all() -> None:
+    late = [*BACK[:3], (14.9, "first_step", {"step": 41}), (15.0, "resumed", {"step": 40, "verify_s": 0.1})]
+    (found,) = Incidents.of(told(*RUNS, FAULT, *late))
+    assert (found.resumed_step, found.steps_lost, found.phases["first_step"]) == (40, 17, pytest.approx(4.9))
+    (found,) = Incidents.of(told(*RUNS, FAULT, *BACK[:3], BACK[4]))
+    assert (found.resumed_step, found.steps_lost) == (None, 17), "the first step says where it went on"
+
+
 def test_a_run_without_trouble_has_none() -> None:
     assert Incidents.of(told(*RUNS, (20.0, "run_completed", {"step": 60}))) == []
 

@@ -21,7 +21,7 @@ from tests.unit.observe.test_accounts import FakeRun, trouble
 def test_a_real_run_is_replayed_within_two_percent(name: str) -> None:
     found = account(recordings.events(name))
     replayed = as_it_was(found.trace, found.measured)
-    assert replayed.ledger.ettr == pytest.approx(found.ledger.ettr, rel=0.02)
+    assert replayed.ledger.ettr == pytest.approx(found.ledger.ettr, rel=0.005), "2 % are promised"
     assert abs(replayed.ledger.unaccounted_s) < 1e-6
     assert replayed.assumed == {}, "all that was needed had been seen"
     assert 0.2 < found.ledger.ettr < 0.9, "a run of which nothing was lost would prove nothing"
