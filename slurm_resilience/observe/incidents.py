@@ -48,8 +48,8 @@ class Incident:
     """One pass through the loop.  ``t`` is the wall-clock time of the fault; ``step`` the last one that was reached before it.
 
     ``resumed_step`` is where training went on, None where it started afresh or did not go on.  ``recovered``: a step was
-    completed again, or none was left; or ``went_on``: all ranks had gone on without their supervisor.  ``attempt`` and ``restart`` are those that
-    the fault ended.
+    completed again, or none was left, or (``went_on``) all ranks had gone on without their supervisor.  ``attempt`` and
+    ``restart`` are those that the fault ended.
     """
 
     cause: str

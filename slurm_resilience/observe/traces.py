@@ -41,7 +41,7 @@ def _spans(run_id: str, incident: Incident) -> Sequence[dict[str, Any]]:
         "restart": incident.restart, "detail": incident.detail, "step": incident.step, "resumed_step": incident.resumed_step,
         "steps_lost": incident.steps_lost, "recovered": incident.recovered,
     }  # fmt: skip
-    status = {"code": _OK} if incident.recovered else {"code": _ERROR, "message": incident.detail}
+    status = {"code": _OK} if incident.recovered or not incident.fault else {"code": _ERROR, "message": incident.detail}
     spans = [_span(trace, root, "", f"incident {incident.cause}", incident.t, incident.t + end, about, status)]
     before = 0.0
     for seconds, _, phase in reached:

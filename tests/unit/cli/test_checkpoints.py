@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from slurm_resilience.checkpoint import marks, names
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.ownership import RootOfAnotherRun
 from slurm_resilience.checkpoint.store import CheckpointStore
-from slurm_resilience.cli import main
+from slurm_resilience.cli import main, progress
 from slurm_resilience.errors import ExitCode
 from tests.unit.checkpoint.drafts import FILE, commit, opened
 
@@ -287,3 +289,25 @@ def test_hand_over_to_a_run_that_was_refused(root: Path, tmp_path: Path, capsys:
     with pytest.raises(RootOfAnotherRun):
         opened(shared, attempt=9, run_id="alpha")
     assert document(capsys, "list", str(shared))["run_id"] == "beta"
+
+
+def test_pruning_says_how_many_are_gone(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    @contextlib.contextmanager
+    def watched(label: str, total: int, count: Callable[[], int]) -> Iterator[None]:
+        seen.append((label, total, count()))
+        yield
+        seen.append(count())
+
+    monkeypatch.setattr(progress, "of_count", watched)
+    text(capsys, "prune", str(root), "--keep-last", "1")
+    assert seen == [("checkpoints removed", 2, 0), 2]
+
+
+def test_an_ending_that_names_no_format_is_refused(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["checkpoints", "export", str(root), "-o", str(tmp_path / "x.bin")]) == ExitCode.CONFIG_ERROR
+    assert ".safetensors or .pt" in capsys.readouterr().err
+    assert not (tmp_path / "x.bin").exists()

@@ -238,3 +238,36 @@ def test_where_no_checkpoint_root_is_to_be_found_nothing_is_called_removed(tmp_p
     assert [saved.state for saved in read(folder).saves] == before
     (folder / "run.json").write_text("torn")
     assert [saved.state for saved in read(folder).saves] == before
+
+
+@pytest.mark.parametrize(
+    ("length", "texts"),
+    [
+        (40.2, ["0", "10 s", "20 s", "30 s", "40 s"]),
+        (80.0, ["0", "10 s", "20 s", "30 s", "40 s", "50 s", "60 s", "70 s", "80 s"]),
+        (100.0, ["0", "15 s", "30 s", "45 s", "60 s", "75 s", "90 s"]),
+        (3600.0 * 11, ["0", "2 h", "4 h", "6 h", "8 h", "10 h"]),
+        (86_400.0 * 30, ["0", "5 d", "10 d", "15 d", "20 d", "25 d", "30 d"]),
+    ],
+)
+def test_the_axis_of_time_has_moments_that_a_clock_knows(length: float, texts: list[str]) -> None:
+    assert [text for _, text in figures.time_ticks(length)] == texts
+
+
+def test_each_colour_of_a_phase_is_named_beside_it(page: str) -> None:
+    page = page[page.index('id="incidents"') :]
+    first = page[page.index("1. rank_crash") : page.index("2. node_lost")]
+    drawn = re.findall(r'class="phase (p\d)"', first)
+    named = re.findall(r'class="key (p\d)"></span>(\w+)', first)
+    assert drawn == [colour for colour, _ in named]
+    assert [name for _, name in named][:2] == ["detected", "stopped"]
+
+
+def test_what_was_found_to_be_good_is_called_verified(tmp_path: Path) -> None:
+    folder = write(tmp_path / "run")
+    root = folder / "checkpoints"
+    for name in ("step-00000240", "step-00000260"):
+        (root / name).mkdir(parents=True)
+    (root / "fence").touch()
+    (root / "step-00000240" / ".verified.json").write_text("{}")
+    assert [saved.state for saved in read(folder).saves][-2:] == ["verified", "committed"]
