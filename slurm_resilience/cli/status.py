@@ -202,7 +202,7 @@ def _all_jobs(*, as_json: bool, watch: bool) -> int:
 
 
 def _jobs() -> Sequence[tuple[_Seen, JobRecord | None]]:
-    """Your resilient jobs in Slurm's queue; where there is no Slurm, the newest runs below this folder.
+    """Your resilient jobs in Slurm's queue; where there is no Slurm, or no answer, the newest runs below this folder.
 
     Raises :class:`SlurmError` when Slurm does not answer, :class:`ConfigError` where there is neither it nor a run.
     """
@@ -213,8 +213,15 @@ def _jobs() -> Sequence[tuple[_Seen, JobRecord | None]]:
 
     if shutil.which("squeue") is None:
         return _runs_here()
+    try:
+        records = CommandClient(timeout_s=5.0).jobs(getpass.getuser())
+    except SlurmError as error:
+        if not which_run.below(Path.cwd()):
+            raise
+        print(f"Slurm does not answer ({error.what}); these are the newest runs below this folder:", file=sys.stderr)
+        return _runs_here()
     found = []
-    for record in CommandClient(timeout_s=5.0).jobs(getpass.getuser()):
+    for record in records:
         folder = which_run.of_job(record)
         if folder is not None:
             found.append((_see(folder), record))

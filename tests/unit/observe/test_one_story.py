@@ -149,6 +149,13 @@ def test_without_slurm_and_without_a_name_the_runs_below_are_listed(
     assert "complete" in screen
     assert "cancelled" in screen
     assert {Path(one["run_dir"]).name for one in said(capsys, "status")} == {"local", "other"}
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "squeue").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "squeue").chmod(0o755)
+    assert main(["status"]) == 0
+    captured = capsys.readouterr()
+    assert "Slurm does not answer" in captured.err
+    assert "cancelled" in captured.out
 
 
 def test_a_loss_that_is_no_number_is_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
