@@ -109,14 +109,14 @@ def _words(name: str) -> str:
 
 
 def _read(path: str) -> tuple[Trace, Account | None]:
-    from slurm_resilience.observe.events import FILE_NAME, read_events
+    from slurm_resilience.observe.events import FILE_NAME, read_for_standing
 
     where = Path(path)
     if where.is_dir() or where.name == FILE_NAME:
         folder = where if where.is_dir() else where.parent
         if not (folder / FILE_NAME).exists():
             raise ConfigError(f"{folder} has no {FILE_NAME}", remedy="give the folder of a run, or a CSV file")
-        run = account(read_events(folder))
+        run = account(read_for_standing(folder))  # as the report does: one answer
         return run.trace, run
     try:
         with open(where, encoding="utf-8-sig", newline="") as file:

@@ -70,6 +70,9 @@ def test_all_views_agree(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert [(found[1], int(found[2] or 0)) for found in back if found] == [
         (cause, lost) for cause, lost, caught_up in RIGHT[name] if caught_up is not None
     ]
+    replayed = said(capsys, "plan", "replay", str(folder))
+    assert replayed["ettr"] == read(folder).account.ledger.ettr, "one answer"
+    assert replayed["policies"]["as_it_was"]["ettr"] == pytest.approx(replayed["ettr"], rel=0.02)
     # the replay: without the supervisor that nobody missed
     stopped = [failure.cause for failure in account(read_events(folder)).trace.failures]
     assert stopped == [cause for cause, _, caught_up in RIGHT[name] if caught_up is not None]
