@@ -116,6 +116,7 @@ class LimitsConfig(_Section):
     agent_silence_s: float = Field(default=2.5, gt=0, description="an agent that hears nothing kills its ranks")
     node_silence_s: float = Field(default=4.0, gt=0, description="a node that says nothing counts as lost")
     handshake_s: float = Field(default=120.0, gt=0, description="longest wait for agents at the start of an allocation")
+    check_s: float = Field(default=20.0, gt=0, description="longest check of the nodes (node_check)")
     stop_grace_s: float = Field(default=60.0, gt=0, description="longest wait for ranks to save and end on a warning")
     takeover_s: float = Field(
         default=4.5,
@@ -275,6 +276,9 @@ class ResilienceConfig(_Section):
     on_drain: Literal["checkpoint_and_move", "warn", "ignore"] = Field(
         default="checkpoint_and_move",
         description="when somebody drains a node under the job: save and go on without it, or not",
+    )
+    node_check: Literal["auto", "always", "off"] = Field(
+        default="auto", description="check the nodes before an attempt: after two faults that may be theirs, each time, never"
     )
     seed: int = Field(default=0, description="seed of the sample order and of RNGs on a changed world")
     mesh: MeshConfig = MeshConfig()

@@ -117,6 +117,16 @@ class Narrator:
     def _node_undrained(self, event: Mapping[str, Any]) -> str:
         return f"{event['node']} is in service again"
 
+    def _node_check_started(self, event: Mapping[str, Any]) -> str:
+        return f"the nodes are checked before the next attempt: {event['reason']}"
+
+    def _node_check_done(self, event: Mapping[str, Any]) -> str:
+        took = f"the nodes were checked in {event['seconds']:.1f} s"
+        if event.get("inconclusive"):
+            return f"{took}, which tells nothing: {event['inconclusive']}"
+        found = "; ".join(f"{node}: {why}" for node, why in event["suspects"].items())
+        return f"{took}: {found or 'nothing speaks against any of them'}"
+
     def _node_forgiven(self, event: Mapping[str, Any]) -> str:
         return f"{event['node']} is taken back by its user: what crashed there so far is held against it no more"
 

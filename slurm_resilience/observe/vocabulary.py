@@ -45,6 +45,11 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
     "node_drained": Meaning("Somebody has drained a node under the job.", ("node", "reason", "policy")),
     "node_undrained": Meaning("A node of the job is in service again.", ("node",)),
     "node_forgiven": Meaning("A user has taken a node back: what crashed there so far is held against it no more.", ("node",)),
+    "node_check_started": Meaning("The nodes are checked before the next attempt.", ("nodes", "reason")),
+    "node_check_done": Meaning(
+        "What a check found: suspects, and of each node the seconds alone and with each of two partners (null: failed).",
+        ("nodes", "suspects", "inconclusive", "times", "seconds"),
+    ),
     "node_gone": Meaning("Slurm took a node out of the job.", ("node", "why")),
     # attempts
     "attempt_started": Meaning("All ranks are about to be launched with this plan.", ("nodes", "world", "plan")),

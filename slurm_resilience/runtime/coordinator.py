@@ -16,6 +16,7 @@ from slurm_resilience.errors import Cause, ConfigError, ExitCode
 from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.attempt import Attempt
+from slurm_resilience.runtime.checks import Checks
 from slurm_resilience.runtime.farewell import Farewell, Leaving
 from slurm_resilience.runtime.history import History
 from slurm_resilience.runtime.incident_record import record_of
@@ -30,10 +31,9 @@ from slurm_resilience.runtime.run_folder import RunStatus
 from slurm_resilience.runtime.scene import Scene
 from slurm_resilience.runtime.spec import RunSpec, Takeover
 from slurm_resilience.runtime.states import After, State
+from slurm_resilience.runtime.step_note import StepNote
 
-_AFTER_FREEZE_S = 3.0
 _PREPARE_S = 60.0
-_STATUS_EVERY_S = 5.0
 _UNSTOPPABLE_S = 30.0
 _MANY = 1000  # nodes
 
@@ -68,12 +68,13 @@ class Coordinator:
         self._fault: tuple[Cause, str] | None = None
         self._told_to_wait = self._superseded = False
         self._gather_at = float("-inf")
-        self._status_step: int | None = None
-        self._since = self._idle_since = self._status_at = self._out.now
+        self._steps = StepNote(self._out)
+        self._checks = Checks(self._out, self.scene, spec, config)
+        self._since = self._idle_since = self._out.now
         self._on: dict[State, Callable[[], None]] = {
             State.GATHERING: self._on_gathering, State.ADOPTING: self._on_adopting, State.PREPARING: self._on_preparing,
             State.RUNNING: self._on_running, State.ENDING: self._on_ending, State.STOPPING: self._on_stopping,
-            State.ASKING: self._on_asking, State.LEAVING: self._on_leaving,
+            State.ASKING: self._on_asking, State.LEAVING: self._on_leaving, State.CHECKING: self._on_checking,
         }  # fmt: skip
 
     @property
@@ -117,7 +118,7 @@ class Coordinator:
         # Thousands of agents that come or go one by one are looked at together.
         if self.state not in (State.GATHERING, State.LEAVING) or isinstance(heard, i.Tick):
             self._advance()
-        self._note_step()
+        self._steps.keep(self.scene.attempt if self.state is State.RUNNING else None, committed=self.scene.committed)
         self.scene.committed = False
         return self._out.take()
 
@@ -148,7 +149,10 @@ class Coordinator:
         )  # fmt: skip
         decision = decide(self.history, now, self.config)
         if decision.action == "launch":
-            self._prepare(decision)
+            if self._checks.begin(decision.nodes, fault=self._fault is not None):
+                self._enter(State.CHECKING)
+            else:
+                self._prepare(decision)
         elif decision.action != "wait":
             self._leave(decision.because(self.fleet.failures()))
         elif self._fault is not None and not self._told_to_wait:
@@ -162,6 +166,12 @@ class Coordinator:
             self._out.record("attempt_adopted", nodes=list(attempt.nodes), world=attempt.world)
         elif attempt.incomplete or self._age() > self.config.limits.node_silence_s or self._must_end():
             self._stop_ranks(After.RESTART)
+
+    def _on_checking(self) -> None:
+        if self._checks.over(must_end=self._must_end()):
+            self._after = After.CHECKED
+            self._enter(State.STOPPING)
+            self._orders.kill()
 
     def _on_preparing(self) -> None:
         attempt = self._current()
@@ -272,12 +282,7 @@ class Coordinator:
 
     def _incident(self) -> None:
         """Something ended that should not have."""
-        attempt, now, wall = self._current(), self._out.now, self._out.wall
-        woke_at, frozen_s = self.scene.woke_at, self.scene.frozen_s
-        if now - woke_at < _AFTER_FREEZE_S and frozen_s > self.config.limits.agent_silence_s:
-            detail = f"the supervisor itself was frozen for {frozen_s:.1f} s, so the agents stopped their ranks"
-            attempt.evidence.add(Cause.UNKNOWN, t=wall - (now - woke_at) - frozen_s, node="", detail=detail)
-        origin = attempt.evidence.origin()
+        origin = self.scene.own_up(attempt := self._current())
         assert origin is not None
         self._out.record("fault_detected", cause=str(origin.cause), node=origin.node or None, rank=origin.rank,
                          detail=origin.detail, since=round(origin.since, 3), step=attempt.step)  # fmt: skip
@@ -305,6 +310,10 @@ class Coordinator:
 
     def _stopped(self) -> None:
         """Nothing of the attempt is alive any more."""
+        if self._after is After.CHECKED:
+            self._checks.finish()
+            self._enter(State.GATHERING)
+            return
         attempt, after = self._current(), self._after
         attempt.name_culprit()
         origin, step = attempt.evidence.origin(), attempt.reached
@@ -357,15 +366,6 @@ class Coordinator:
             step = self.history.best_step
         self._enter(State.LEAVING)
         self.farewell = Farewell(self._out, self.fleet, self.spec, decision, step=step)
-
-    def _note_step(self) -> None:
-        """Keep the step in ``state.json`` current, to a few seconds and to the checkpoint."""
-        step = self.scene.attempt.reached if self.scene.attempt is not None else None
-        if self.state is not State.RUNNING or step is None or step == self._status_step:
-            return
-        if self.scene.committed or self._out.now - self._status_at >= _STATUS_EVERY_S:
-            self._status_step, self._status_at = step, self._out.now
-            self._out.put(i.WriteStatus(RunStatus("running", step=step)))
 
     # --- small things -------------------------------------------------------------------------------------------------
 

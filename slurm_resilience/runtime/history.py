@@ -40,7 +40,8 @@ class History:
 
     ``excused``: attempts that something outside their ranks ended; a checkpoint that they were loading is not to blame.
     ``mesh``: that of the last attempt, over all allocations; None before the first.  ``present``: nodes with an agent.
-    ``crashes``: how many faults began on each node since its last boot, whatever progress there was.
+    ``crashes``: how many faults began on each node since its last boot, whatever progress there was.  ``failed_check``: node →
+    what the last check of it found.  ``unexplained``: faults that a node may be to blame for, since progress or a check.
     """
 
     best_step: int = -1
@@ -48,6 +49,7 @@ class History:
     faults: list[Fault] = field(default_factory=list)
     excused: list[int] = field(default_factory=list)
     goes_back: bool = False  # the last attempt condemned the checkpoint that it had resumed from: the next takes an older one
+    unexplained: int = 0
     _resumed: bool = False
     supervisor_restarts: int = 0
     job_id: str = ""
@@ -59,6 +61,7 @@ class History:
     mesh: Mapping[str, int] | None = None
     present: set[str] = field(default_factory=set)
     crashes: Counter[str] = field(default_factory=Counter)
+    failed_check: dict[str, str] = field(default_factory=dict)
     boots: dict[str, str] = field(default_factory=dict)
     silences: dict[int, dict[str, float]] = field(default_factory=dict)
     _pretend: bool = False  # its nodes are names for one machine
@@ -93,8 +96,13 @@ class History:
 
     @property
     def suspects(self) -> dict[str, str]:
-        """Node → why it had better be left out.  None of pretend nodes: they are one machine, and no other one is better."""
-        return {} if self._pretend else suspects(self.crashes)
+        """Node → why it had better be left out.  No crash speaks against pretend nodes: they are one machine."""
+        return {**({} if self._pretend else suspects(self.crashes)), **self.failed_check}
+
+    @property
+    def pretends(self) -> bool:
+        """All nodes are names for one machine."""
+        return self._pretend
 
     def same_signature(self) -> int:
         """How many of the last faults in a row, all without progress in between, began with the same exception."""
@@ -132,8 +140,11 @@ class History:
             self._excuse(event)
         if event.get("fault"):
             cause, node, signature = (str(event.get(key, "")) for key in ("cause", "node", "signature"))
-            if node and speaks_of_node(cause, signature):
+            speaks = speaks_of_node(cause, signature)
+            if node and speaks:
                 self.crashes[node] += 1
+            # Whoever sends SIGKILL is no fault of the node's.
+            self.unexplained += (speaks or cause == "unknown") and event.get("signal") != "SIGKILL"
             self.faults.append(Fault(int(event["attempt"]), cause, node, signature))
 
     def _on_allocation_started(self, event: Mapping[str, Any]) -> None:
@@ -154,6 +165,7 @@ class History:
         self.present.add(node)
         if boot and self.boots.get(node, boot) != boot:
             del self.crashes[node]  # what was said of it before it was started again
+            self.failed_check.pop(node, None)
         self.boots[node] = boot
 
     def _on_agent_lost(self, event: Mapping[str, Any]) -> None:
@@ -161,6 +173,14 @@ class History:
 
     def _on_node_forgiven(self, event: Mapping[str, Any]) -> None:
         self.crashes.pop(str(event.get("node", "")), None)
+        self.failed_check.pop(str(event.get("node", "")), None)
+
+    def _on_node_check_done(self, event: Mapping[str, Any]) -> None:
+        self.unexplained = 0
+        if not event.get("inconclusive"):
+            for node in event.get("nodes") or ():
+                self.failed_check.pop(str(node), None)
+            self.failed_check.update({str(node): str(why) for node, why in dict(event.get("suspects") or {}).items()})
 
     def _on_supervisor_took_over(self, event: Mapping[str, Any]) -> None:
         self.supervisor_restarts += 1
@@ -186,4 +206,5 @@ class History:
 
     def _forgive(self) -> None:
         self.faults.clear()
+        self.unexplained = 0
         self.supervisor_restarts = 0

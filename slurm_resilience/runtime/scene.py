@@ -13,7 +13,9 @@ from slurm_resilience.errors import Cause, ExitCode
 from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.attempt import Attempt
+from slurm_resilience.runtime.checking import Checking
 from slurm_resilience.runtime.drain_watch import DrainWatch
+from slurm_resilience.runtime.evidence import Origin
 from slurm_resilience.runtime.facts import quote
 from slurm_resilience.runtime.fleet import REPLACE_S, Fleet, Node
 from slurm_resilience.runtime.hint_desk import HintDesk
@@ -26,6 +28,7 @@ from slurm_resilience.runtime.warning_desk import WarningDesk
 # hears thousands of agents takes its time where the processor is shared, and is no absence.
 _FROZEN_S = (1.0, 2.0)
 _NODES_PER_FROZEN_S = 1500
+_AFTER_FREEZE_S = 3.0
 _REDIAL_S = 2.5
 # Agents whose supervisor is gone with its machine wait in vain for its answer before they look for another.
 _FIND_S = 8.0
@@ -41,8 +44,8 @@ class Scene:
     """Nodes, attempt, warnings.
 
     Set by the coordinator: ``launching``, ranks of the attempt are meant to be alive; ``judging``, and to show progress;
-    ``adopting``, they are those of a dead supervisor; ``leaving``, nothing new begins.  Set here: ``committed``, by the
-    input just taken; ``misfit``, why an agent cannot work here at all; ``woke_at`` and ``frozen_s``, our own last absence.
+    ``adopting``, they are those of a dead supervisor; ``leaving``, nothing new begins; ``check``, the last one of
+    the nodes.  Set here: ``committed``, by the input just taken; ``misfit``, why an agent cannot work here at all.
     """
 
     def __init__(
@@ -57,9 +60,10 @@ class Scene:
         self.warnings = WarningDesk(out, spec, grace_s=limits.stop_grace_s)
         self._leaves_for_maintenance = self.drains.moves and config.requeue and spec.can_requeue
         self.attempt: Attempt | None = None
+        self.check: Checking | None = None
         self.launching = self.judging = self.adopting = self.leaving = self.committed = False
         self.misfit = ""
-        self.woke_at, self.frozen_s = float("-inf"), 0.0
+        self._woke_at, self._frozen_s = float("-inf"), 0.0
         self._out, self._spec, self._limits = out, spec, limits
         self._last_tick = self._looked_at = self._judged_at = out.now
         self._frozen_after_s = min(_FROZEN_S[1], max(_FROZEN_S[0], len(nodes) / _NODES_PER_FROZEN_S))
@@ -91,6 +95,14 @@ class Scene:
         if self.attempt is not None:
             self.attempt.lost(node.name, since=since, why=why)
 
+    def own_up(self, attempt: Attempt) -> Origin | None:
+        """Why an attempt has failed: it may be our own last absence that its agents stopped their ranks for."""
+        since_s, frozen_s = self._out.now - self._woke_at, self._frozen_s
+        if since_s < _AFTER_FREEZE_S and frozen_s > self._limits.agent_silence_s:
+            detail = f"the supervisor itself was frozen for {frozen_s:.1f} s, so the agents stopped their ranks"
+            attempt.evidence.add(Cause.UNKNOWN, t=self._out.wall - since_s - frozen_s, node="", detail=detail)
+        return attempt.evidence.origin()
+
     def begin_without(self, names: Iterable[str], *, present: Collection[str], silent_s: float) -> None:
         """These are lost, and the others are not awaited for long.  ``present``: those of whom that is news."""
         for node in self.fleet.nodes.values():
@@ -116,7 +128,7 @@ class Scene:
         now = self._out.now
         gap, self._last_tick = now - self._last_tick, now
         if gap > self._frozen_after_s:
-            self.woke_at, self.frozen_s = now, gap
+            self._woke_at, self._frozen_s = now, gap
             self.fleet.forget_silence(now)
             self._out.record("supervisor_was_frozen", seconds=round(gap, 2))
         if now - self._looked_at < self._look_every_s:
@@ -180,6 +192,8 @@ class Scene:
         if self.attempt is not None and getattr(message, "attempt", None) == self.attempt.number:
             for event, fields, t in self.attempt.hear(node.name, message, now=out.now, wall=out.wall):
                 out.note(event, fields, t=t)
+        elif self.check is not None and getattr(message, "attempt", None) == self.check.number:
+            self.check.hear(node.name, message)
         elif isinstance(message, m.Fact):
             event, fields, t = quote(node.name, message)
             out.note(event, fields, t=t, attempt=message.attempt)
@@ -217,6 +231,8 @@ class Scene:
     def _attempt_written(self, it: i.AttemptWritten) -> None:
         if self.attempt is not None and it.number == self.attempt.number:
             self.attempt.written = True
+        elif self.check is not None and it.number == self.check.number:
+            self.check.written = True
 
     def _signalled(self, it: i.Signalled) -> None:
         if not self.leaving:

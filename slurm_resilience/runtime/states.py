@@ -1,7 +1,8 @@
 """What the coordinator can be doing, and what it stops ranks for.
 
 gathering → preparing → running ─┬─────────→ stopping ─┬→ gathering …             (a fault, a wish to grow)
-                                 └→ ending ─────┘      └→ asking → leaving        (complete, warned, given up)
+    │                            └→ ending ─────┘   ↑  └→ asking → leaving        (complete, warned, given up)
+    └→ checking ────────────────────────────────────┘                             (the nodes, now and then)
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ class State(str, enum.Enum):
 
     GATHERING = "gathering"
     ADOPTING = "adopting"
+    CHECKING = "checking"
     PREPARING = "preparing"
     RUNNING = "running"
     ENDING = "ending"
@@ -32,6 +34,7 @@ class After(str, enum.Enum):
     MOVE = "node_drained"
     LEFT = "left"
     RESTART = "restart"
+    CHECKED = "checked"
 
     @property
     def goes_on(self) -> bool:

@@ -29,9 +29,9 @@ FLOORS: list[set[str]] = [
 ]
 FLOOR_OF = {unit: number for number, units in enumerate(FLOORS) for unit in units}
 
-# Where torch may be imported: packages, or single modules.  runtime.store_host only inside functions.
+# Where torch may be imported: packages, or single modules; two of runtime only inside functions.
 TORCH_AT_TOP = {"training", "integrations", "checkpoint.dcp"}
-TORCH_INSIDE_FUNCTIONS = {"runtime.store_host"}
+TORCH_INSIDE_FUNCTIONS = {"runtime.store_host", "runtime.node_check_rank"}
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ class Stage:
         **config: Any,
     ) -> None:
         self.clock = Clock()
-        self.config = ResilienceConfig.build({"nodes": (1, count), **config})
+        self.config = ResilienceConfig.build({"nodes": (1, count), "node_check": "off", **config})
         self.names = tuple(f"n{number}" for number in range(1, count + 1))
         values = {"job_id": "7", "restart": 0, "has_slurm": has_slurm, "can_requeue": has_slurm, **(spec or {})}
         self.spec = RunSpec(("python", "t.py"), "/w", {}, "/r/checkpoints", {}, **values)
