@@ -1,6 +1,6 @@
 """Do the objects hold the very bits that were loaded?  Asked without adding up every bit a second time.
 
-The sums of the state digest are taken of the tensors right after they were loaded, while they are warm.  Once the objects
+The sums of the state digest are those of the tensors right after they were loaded.  Once the objects
 have taken their state, most of them hold the same memory, and torch counts every write to it: what was not written to since
 then is what it was.  Where that proves nothing (a model copies what it is given, hooks or an optimizer of the user's own may do
 anything) the bytes themselves are compared, by a fast hash, and where there is no such hash (accelerators) or it differs, the
@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch.distributed.tensor import DTensor
 
-from slurm_resilience.training import state_digest
+from slurm_resilience.training import bit_sums, state_digest
 from slurm_resilience.training.state_digest import Row
 
 
@@ -34,11 +34,16 @@ class _Sight(NamedTuple):
 class AsLoaded:
     """What one rank has loaded, as it was then.
 
-    ``written`` says of which tensors, by name, the count of writes proves nothing.
+    ``written`` says of which tensors, by name, the count of writes proves nothing; ``known``: sums that need not be taken.
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], written: Callable[[str], bool]) -> None:
-        self.rows = state_digest.part_of(tensors)
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        written: Callable[[str], bool],
+        known: Mapping[str, bit_sums.Sums] | None = None,
+    ) -> None:
+        self.rows = state_digest.part_of(tensors, known=known)
         self._written = written
         self._seen = {key: _see(tensor, hashed=written(key)) for key, tensor in tensors.items()}
 

@@ -27,6 +27,7 @@ _GRID = 1024
 BLOCK = 1 << 16
 DEVICE_BLOCK = 1 << 22
 _TOGETHER = 1 << 18
+_HELD = 1 << 18
 _APART = 8
 _KEPT = 1 << 16
 _MASK = (1 << 64) - 1
@@ -68,74 +69,111 @@ def sums(pieces: Sequence[Piece]) -> list[Sums]:
     for place, (local, offset, shape) in enumerate(pieces):
         if local.numel():
             alike.setdefault((local.dtype, local.shape, offset, shape, local.device), []).append(place)
+    order: dict[torch.device, list[int]] = {}
+    running: dict[torch.device, _Running] = {}
+    for (_, size, _, _, device), places in alike.items():
+        at_once = max(1, _TOGETHER // math.prod(size))
+        for first in range(0, len(places), at_once):
+            some = places[first : first + at_once]
+            running.setdefault(device, _Running()).add([pieces[place] for place in some])
+            order.setdefault(device, []).extend(some)
     found: list[Sums] = [ZERO] * len(pieces)
-    batches: dict[torch.device, list[_Batch]] = {}
-    with torch.no_grad():
-        for (_, size, offset, shape, device), places in alike.items():
-            at_once = max(1, _TOGETHER // math.prod(size))
-            for first in range(0, len(places), at_once):
-                some = places[first : first + at_once]
-                batches.setdefault(device, []).append(_sum([pieces[place].local for place in some], some, offset, shape))
-        for group in batches.values():
-            _collect(group, pieces, found)
+    for device, places in order.items():
+        for place, its in zip(places, running[device].sums(), strict=True):
+            found[place] = its
     return found
 
 
-class Running:
-    """The sums of pieces on the CPU that come one after the other, each taken at once, while it is warm."""
+class _Running:
+    """The sums of pieces on one device; what can be done for many of them at once is put off until it can."""
 
     def __init__(self) -> None:
         self._pieces: list[Piece] = []
-        self._batches: list[_Batch] = []
+        self._groups: dict[tuple[Any, ...], _Group] = {}
+        self._held = 0
+        self._done: list[tuple[list[int], _Three]] = []
 
-    def add(self, piece: Piece) -> None:
-        """Reads the piece now; its memory must not be written to before :meth:`sums`."""
+    def add(self, alike: Sequence[Piece]) -> None:
+        """Read pieces of one kind and one place in their tensors."""
+        places = list(range(len(self._pieces), len(self._pieces) + len(alike)))
+        self._pieces += alike
+        members = [piece.local.detach() for piece in alike]
+        _, offset, shape = alike[0]
+        if members[0].is_complex():  # as pairs, wide enough for an integer of their own each
+            members = [torch.view_as_real(one.resolve_conj().resolve_neg()) for one in members]
+            offset, shape = (*offset, 0), (*shape, 2)
+        size, device = tuple(members[0].shape), members[0].device
         with torch.no_grad():
-            self._batches.append(_sum([piece.local], [len(self._pieces)], piece.offset, piece.shape))
-        self._pieces.append(piece)
+            flat = torch.stack(members).reshape(len(members), -1) if len(members) > 1 else members[0].reshape(1, -1)
+            if math.prod(shape) <= SMALL:
+                self._done.append((places, _small(flat, size, offset, shape)))
+                return
+            key = (flat.dtype, size, offset, shape)
+            group = self._groups.get(key)
+            if group is None:
+                group = self._groups[key] = _Group([], [], _matrices(size, offset, shape, device))
+            axes = [_axes(flat[:, one.start : one.stop].reshape(len(flat), -1, one.width)) for one in group.matrices]
+            group.places.extend(places)
+            group.axes.append(axes)
+            self._held += sum(rows.numel() + columns.numel() for rows, columns, _ in axes)
+            if self._held > _HELD:
+                self._weigh()
+
+    def _weigh(self) -> None:
+        """Turn the sums along the axes that were kept so far into the two sums of each piece."""
+        for group in self._groups.values():
+            self._done.append((group.places, _weighed(group)))
+        self._groups.clear()
+        self._held = 0
 
     def sums(self) -> list[Sums]:
         """The sums of each piece, in the order they came."""
-        found = [ZERO] * len(self._pieces)
-        if self._batches:
-            _collect(self._batches, self._pieces, found)
-        return found
-
-
-class _Batch(NamedTuple):
-    """Sums of several pieces, still on their device; ``trace`` is finite if all elements of all of them are."""
-
-    places: list[int]
-    plain: torch.Tensor
-    placed: torch.Tensor
-    trace: torch.Tensor
+        with torch.no_grad():
+            self._weigh()
+            if not self._done:
+                return []
+            places = [place for some, _ in self._done for place in some]
+            plain, placed, traces = (torch.cat([its[part] for _, its in self._done]) for part in range(3))
+            found = [ZERO] * len(places)
+            for place, one, other, fine in zip(
+                places, plain.tolist(), placed.tolist(), traces.isfinite().tolist(), strict=True
+            ):
+                # A sum of finite numbers may still overflow; then the slow answer counts.
+                good = fine or bool(self._pieces[place].local.detach().isfinite().all())
+                found[place] = Sums(one & _MASK, other & _MASK, good)
+            return found
 
 
 _Three = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Two sums and a trace."""
+"""Of several pieces or matrices: two sums of each, and a number for each that is finite if all its elements are."""
 
 
-def _collect(batches: list[_Batch], pieces: Sequence[Piece], found: list[Sums]) -> None:
-    """Fetch the results of one device at once."""
-    plain = torch.cat([one.plain for one in batches]).tolist()
-    placed = torch.cat([one.placed for one in batches]).tolist()
-    finite = torch.stack([one.trace for one in batches]).isfinite().tolist()
-    at = 0
-    for one, fine in zip(batches, finite, strict=True):
-        for place in one.places:
-            # A sum of finite numbers may still overflow; then the slow answer counts.
-            good = fine or bool(pieces[place].local.detach().isfinite().all())
-            found[place] = Sums(plain[at] & _MASK, placed[at] & _MASK, good)
-            at += 1
+class _Matrix(NamedTuple):
+    """A run of a piece's elements as rows of one width, with h of the rows (odd) and k of the columns (even)."""
+
+    start: int
+    stop: int
+    width: int
+    rows: torch.Tensor
+    columns: torch.Tensor
 
 
-def _sum(members: list[torch.Tensor], places: list[int], offset: tuple[int, ...], shape: tuple[int, ...]) -> _Batch:
-    if members[0].is_complex():  # as pairs, wide enough for an integer of their own each
-        members = [torch.view_as_real(one.detach().resolve_conj().resolve_neg()) for one in members]
-        offset, shape = (*offset, 0), (*shape, 2)
-    together = torch.stack(members) if len(members) > 1 else members[0].detach().contiguous().unsqueeze(0)
-    small = math.prod(shape) <= SMALL
-    return _Batch(places, *(_small if small else _large)(together, offset, shape))
+class _Group(NamedTuple):
+    """Pieces that are cut into the same matrices; ``axes``: of one or several pieces, their matrices' sums along the axes."""
+
+    places: list[int]
+    axes: list[list[_Three]]
+    matrices: list[_Matrix]
+
+
+def _weighed(group: _Group) -> _Three:
+    plain, placed, traces = [], [], []
+    for number, matrix in enumerate(group.matrices):
+        rows, columns, trace = (torch.cat([axes[number][part] for axes in group.axes]) for part in range(3))
+        plain.append(rows.sum(1))
+        placed += [(rows * matrix.rows).sum(1), (columns * matrix.columns).sum(1)]
+        traces.append(trace)
+    return sum(plain[1:], plain[0]), sum(placed[1:], placed[0]), sum(traces[1:], traces[0])
 
 
 def _block(device: torch.device) -> int:
@@ -159,10 +197,10 @@ def _trace(numbers: torch.Tensor) -> torch.Tensor:
 # -- small tensors: a weight for each element ---------------------------------------------------------------------
 
 
-def _small(together: torch.Tensor, offset: tuple[int, ...], shape: tuple[int, ...]) -> _Three:
-    wide = _bits(together.reshape(len(together), -1)).to(torch.int64)
-    weights = _weights(tuple(together.shape[1:]), offset, shape, together.device)
-    return wide.sum(1), (wide * weights).sum(1), _trace(together).to(torch.float64)
+def _small(flat: torch.Tensor, size: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...]) -> _Three:
+    wide = _bits(flat).to(torch.int64)
+    trace = _trace(flat).to(torch.float64).expand(len(flat))
+    return wide.sum(1), (wide * _weights(size, offset, shape, flat.device)).sum(1), trace
 
 
 def _weights(size: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...], device: torch.device) -> torch.Tensor:
@@ -184,22 +222,9 @@ def _places(offset: Sequence[int], size: Sequence[int], shape: Sequence[int], de
 # -- large tensors: sums along the axes ---------------------------------------------------------------------------
 
 
-def _large(together: torch.Tensor, offset: tuple[int, ...], shape: tuple[int, ...]) -> _Three:
-    plain, placed, traces = [], [], []
-    for matrices, weight_rows, weight_columns in _matrices(together, offset, shape):
-        rows, columns, trace = _axes(matrices)
-        plain.append(rows.sum(1))
-        placed += [(rows * weight_rows).sum(1), (columns * weight_columns).sum(1)]
-        traces.append(trace)
-    return sum(plain[1:], plain[0]), sum(placed[1:], placed[0]), sum(traces[1:], traces[0])
-
-
-def _matrices(
-    together: torch.Tensor, offset: tuple[int, ...], shape: tuple[int, ...]
-) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """Each piece as matrices, with h of their rows (odd) and k of their columns (even), which all pieces share."""
-    size, device = tuple(together.shape[1:]), together.device
-    trailing = math.prod(shape[1:])
+def _matrices(size: tuple[int, ...], offset: tuple[int, ...], shape: tuple[int, ...], device: torch.device) -> list[_Matrix]:
+    """How a piece is cut into matrices."""
+    trailing, count = math.prod(shape[1:]), math.prod(size)
     whole_rows = size[1:] == shape[1:]
     if len(shape) > 1 and trailing >= THIN:
         rows = _odd(offset[0], size[0], 1, device)
@@ -207,61 +232,63 @@ def _matrices(
             columns = _even(0, trailing, 2, device)
         else:
             columns = _hash(_places(offset[1:], size[1:], shape[1:], device), 2) & ~1
-        yield together.reshape(len(together), size[0], -1), rows, columns
-    elif whole_rows:
-        yield from _on_grid(together.reshape(len(together), -1), offset[0] * trailing)
-    else:
-        places = _places(offset, size, shape, device)
-        both = (_hash(places // _GRID, 1) | 1) + (_hash(places % _GRID, 2) & ~1)
-        yield together.reshape(len(together), -1, 1), both, torch.zeros(1, dtype=torch.int64, device=device)
+        return [_Matrix(0, count, count // size[0], rows, columns)]
+    if whole_rows:
+        return list(_on_grid(offset[0] * trailing, count, device))
+    places = _places(offset, size, shape, device)
+    both = (_hash(places // _GRID, 1) | 1) + (_hash(places % _GRID, 2) & ~1)
+    return [_Matrix(0, count, 1, both, torch.zeros(1, dtype=torch.int64, device=device))]
 
 
-def _on_grid(flat: torch.Tensor, start: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    """A run of elements that begins at place ``start``, on the grid: the end of a row, whole rows, the beginning of one."""
-    while flat.shape[1]:
-        left = start % _GRID
-        count = flat.shape[1] // _GRID * _GRID
-        if left or not count:
-            count = min(_GRID - left, flat.shape[1])
-        width = min(count, _GRID)
-        rows = _odd(start // _GRID, count // width, 1, flat.device)
-        yield flat[:, :count].reshape(len(flat), -1, width), rows, _even(left, width, 2, flat.device)
-        start, flat = start + count, flat[:, count:]
+def _on_grid(first: int, count: int, device: torch.device) -> Iterator[_Matrix]:
+    """A run of elements that begins at place ``first``, on the grid: the end of a row, whole rows, the beginning of one."""
+    at = 0
+    while at < count:
+        left = (first + at) % _GRID
+        some = (count - at) // _GRID * _GRID
+        if left or not some:
+            some = min(_GRID - left, count - at)
+        width = min(some, _GRID)
+        rows = _odd((first + at) // _GRID, some // width, 1, device)
+        yield _Matrix(at, at + some, width, rows, _even(left, width, 2, device))
+        at += some
 
 
 def _axes(matrices: torch.Tensor) -> _Three:
-    """The sums of all rows and of all columns of each matrix, modulo 2^64, of the elements' bits; and their trace.
+    """The sums of all rows and of all columns of each matrix, modulo 2^64, of the elements' bits; and their traces.
 
     A block is read from memory once; all that follows finds it in the cache.
     """
     bits, block = _bits(matrices), _block(matrices.device)
-    if bits.numel() <= block or len(bits) > 1:
+    if len(bits) > 1 or bits.numel() <= block:
         wide = bits.to(torch.int64)
-        return wide.sum(2), wide.sum(1), _trace(matrices).to(torch.float64)
+        return wide.sum(2), wide.sum(1), _trace(matrices).to(torch.float64).expand(len(bits))
     height, width = bits.shape[1:]
     stripe = min(width, block)
     at_once = min(height, max(1, block // stripe))
+    tall = -(-height // at_once)
     # 2^16 numbers of 16 bits add up to 32.
     kind = torch.int32 if bits.dtype.itemsize <= 2 and max(at_once, stripe) <= 1 << 16 else torch.int64
     # Rows that lie a power of two apart share one set of the cache's lines, and a sum down a column is half as fast.
     space = torch.empty((at_once, stripe + (_APART if stripe >= THIN else 0)), dtype=kind, device=bits.device)
+    down = torch.empty((tall, stripe), dtype=kind, device=bits.device)
     rows, columns, traces = [], [], []
     for numbers, raw in zip(torch.split(matrices[0], stripe, 1), torch.split(bits[0], stripe, 1), strict=True):
         along = torch.empty(height, dtype=kind, device=bits.device)
-        down = torch.empty((-(-height // at_once), raw.shape[1]), dtype=kind, device=bits.device)
-        wide = space[:, : raw.shape[1]]
-        split = (*(torch.split(each, at_once) for each in (numbers, raw, along)), down.unbind())
-        for some, these, into_rows, into_columns in zip(*split, strict=True):
+        wide, below = space[:, : raw.shape[1]], down[:, : raw.shape[1]]
+        room = [wide] * (tall - 1) + [wide[: height - (tall - 1) * at_once]]
+        split = (*(torch.split(each, at_once) for each in (numbers, raw, along)), below.unbind(), room)
+        for some, these, into_rows, into_columns, widened in zip(*split, strict=True):
             traces.append(_trace(some))  # the first to read them, since it waits least for the memory
-            if len(these) < at_once:
-                wide = wide[: len(these)]
-            wide.copy_(these)
-            torch.sum(wide, 1, dtype=kind, out=into_rows)
-            torch.sum(wide, 0, dtype=kind, out=into_columns)
-        rows.append(along.to(torch.int64))
-        columns.append(down.sum(0))
+            widened.copy_(these)
+            torch.sum(widened, 1, dtype=kind, out=into_rows)
+            torch.sum(widened, 0, dtype=kind, out=into_columns)
+        rows.append(along if kind == torch.int64 else along.to(torch.int64))
+        columns.append(below.sum(0))
     trace = torch.stack(traces).to(torch.float64).sum()
-    return sum(rows[1:], rows[0]).unsqueeze(0), torch.cat(columns).unsqueeze(0), trace
+    if len(rows) == 1:
+        return rows[0].unsqueeze(0), columns[0].unsqueeze(0), trace.unsqueeze(0)
+    return sum(rows[1:], rows[0]).unsqueeze(0), torch.cat(columns).unsqueeze(0), trace.unsqueeze(0)
 
 
 # -- hashes -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 
 from slurm_resilience.checkpoint import dcp
 from slurm_resilience.checkpoint.dcp.local import LocalTier
+from slurm_resilience.checkpoint.dcp.read import Watch
 from slurm_resilience.checkpoint.dcp.team import Team
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.store import CheckpointStore
@@ -34,8 +35,8 @@ class Shared:
             "marking the checkpoint as attempted", lambda: None, lambda _: self.store.mark_attempted(self.entry) and None
         )
 
-    def load(self, room: dict[str, torch.Tensor]) -> dcp.LoadResult:
-        return dcp.load(self.store, self.entry, room, process_group=self.world.checkpoint)
+    def load(self, room: dict[str, torch.Tensor], watch: Watch | None = None) -> dcp.LoadResult:
+        return dcp.load(self.store, self.entry, room, process_group=self.world.checkpoint, watch=watch)
 
 
 class Unmarked(Shared):
@@ -59,5 +60,5 @@ class Local:
     def begin(self) -> None:
         self.team.agree("marking the local copies as attempted", lambda: self.tier.begin(self.entry))
 
-    def load(self, room: dict[str, torch.Tensor]) -> dcp.LoadResult:
-        return self.tier.read(self.entry, room)
+    def load(self, room: dict[str, torch.Tensor], watch: Watch | None = None) -> dcp.LoadResult:
+        return self.tier.read(self.entry, room, watch)

@@ -72,12 +72,13 @@ class Restorer:
 
         saved, room = team.agree("comparing the checkpoint with the model", prepare)
         source.begin()
-        loaded = source.load(room)
+        prints = state_digest.watch(saved.get("digest"), room)
+        loaded = source.load(room, prints)
         self._measured("load", began)
         began = time.monotonic()
 
         def restore() -> AsLoaded:
-            as_loaded = AsLoaded(room, registry.writes_to)
+            as_loaded = AsLoaded(room, registry.writes_to, prints.sums)
             try:
                 registry.restore(saved, room)
             except (ResilienceError, MemoryError):

@@ -34,8 +34,8 @@ def seal(team: Team, snapshot: Snapshot, buffers: Collection[str]) -> list[Copie
         differing = [_by_first(one) if one.box.key in buffers else one for one in state_digest.join(parts).differing]
         return state_digest.join(parts, prefer=differing), differing
 
-    joined, differing = team.funnel("digesting the state", lambda: state_digest.part_of(snapshot.tensors), join)
-    snapshot.plain["digest"] = {"v": state_digest.VERSION, "tensors": joined.tensors}
+    joined, differing = team.funnel("digesting the state", lambda: state_digest.part_of(snapshot.tensors, printed=True), join)
+    snapshot.plain["digest"] = state_digest.kept(joined)
     if differing:
         _share(team, snapshot, differing)
     odd = [one for one in differing if one.box.key not in buffers]
@@ -48,7 +48,8 @@ def seal(team: Team, snapshot: Snapshot, buffers: Collection[str]) -> list[Copie
 
 def seal_own(snapshot: Snapshot) -> None:
     """Add the digest of what this rank holds, for a copy that no other rank will load.  Talks to nobody."""
-    snapshot.plain["digest"] = {"v": state_digest.VERSION, "own": state_digest.by_key(state_digest.part_of(snapshot.tensors))}
+    own = state_digest.join([state_digest.part_of(snapshot.tensors, printed=True)])
+    snapshot.plain["digest"] = {"v": state_digest.VERSION, "own": own.tensors, "boxes": own.boxes}
 
 
 def _by_first(one: Copies) -> Copies:

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from slurm_resilience.checkpoint.errors import CorruptCheckpoint
 from slurm_resilience.errors import FormatError
-from slurm_resilience.training import bit_sums
+from slurm_resilience.training import bit_sums, prints
 
 VERSION = 1
 RANKS_OWN = "per_rank."
@@ -34,6 +34,7 @@ class Row(NamedTuple):
     offset: tuple[int, ...]
     size: tuple[int, ...]
     sums: bit_sums.Sums
+    print: str = ""
 
 
 class Box(NamedTuple):
@@ -71,15 +72,25 @@ class Copies:
 
 @dataclass(frozen=True)
 class Joined:
-    """What all ranks hold together: ``tensors`` by name as [dtype, shape, sums]."""
+    """What all ranks hold together: ``tensors`` by name as [dtype, shape, sums].
+
+    ``boxes``: by name the parts of which there is a print, as [offset, size, print, sums, whether all numbers are finite].
+    """
 
     tensors: dict[str, list[Any]] = field(default_factory=dict)
+    boxes: dict[str, list[list[Any]]] = field(default_factory=dict)
     differing: list[Copies] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
 
 
-def part_of(tensors: Mapping[str, torch.Tensor]) -> list[Row]:
-    """What this rank holds of these tensors.  Changes nothing, talks to nobody."""
+def part_of(
+    tensors: Mapping[str, torch.Tensor], *, known: Mapping[str, bit_sums.Sums] | None = None, printed: bool = False
+) -> list[Row]:
+    """What this rank holds of these tensors.  Changes nothing, talks to nobody.
+
+    ``known``: sums of this rank's parts, by name; those parts are not read.  ``printed``: with prints, to be kept.
+    """
+    known = known or {}
     boxes, pieces = [], []
     words: dict[torch.dtype, str] = {}
     for key, tensor in tensors.items():
@@ -87,8 +98,13 @@ def part_of(tensors: Mapping[str, torch.Tensor]) -> list[Row]:
         word = words.get(dtype) or words.setdefault(dtype, str(dtype).removeprefix("torch."))
         for offset, local in local_boxes(tensor):
             boxes.append((key, word, shape, offset, tuple(local.shape)))
-            pieces.append(bit_sums.Piece(local, offset, shape))
-    return [Row(*box, sums) for box, sums in zip(boxes, bit_sums.sums(pieces), strict=True)]
+            if key not in known:
+                pieces.append(bit_sums.Piece(local, offset, shape))
+    summed = iter(bit_sums.sums(pieces))
+    rows = [Row(*box, known[box[0]] if box[0] in known else next(summed)) for box in boxes]
+    if printed:
+        return [row._replace(print=prints.of(piece.local)) for row, piece in zip(rows, pieces, strict=True)]
+    return rows
 
 
 def local_boxes(tensor: torch.Tensor) -> list[tuple[tuple[int, ...], torch.Tensor]]:
@@ -107,12 +123,16 @@ def join(parts: Sequence[Sequence[Row]], prefer: Iterable[Copies] = ()) -> Joine
     """The parts of all ranks, in the order of ranks, as one.  Of copies that differ, what ``prefer`` says counts, else most."""
     if len(parts) == 1:  # no copies, one box a tensor
         (rows,) = parts
-        return Joined(by_key(rows), [], [row.key for row in rows if not row.sums.finite])
+        return Joined(by_key(rows), _boxes(rows), [], [row.key for row in rows if not row.sums.finite])
     preferred = {one.box: one.most for one in prefer}
     held: dict[tuple[Any, ...], dict[bit_sums.Sums, list[int]]] = {}
     about: dict[str, tuple[str, tuple[int, ...]]] = {}
+    printed: dict[tuple[Any, ...], Row] = {}
     for rank, rows in enumerate(parts):
-        for key, dtype, shape, offset, size, its in rows:
+        for row in rows:
+            key, dtype, shape, offset, size, its, print_ = row
+            if print_:
+                printed[key, offset, size, its] = row
             about.setdefault(key, (dtype, shape))
             held.setdefault((key, offset, size), {}).setdefault(its, []).append(rank)
     out = Joined()
@@ -126,6 +146,8 @@ def join(parts: Sequence[Sequence[Row]], prefer: Iterable[Copies] = ()) -> Joine
             out.differing.append(Copies(box, about[box.key][0], frozen, most))
         known = sums.get(place[0])
         sums[place[0]] = most if known is None else known + most
+        if (of_most := printed.get((*place, most))) is not None:
+            _add_box(out.boxes, of_most)
     for key, (dtype, shape) in about.items():
         out.tensors[key] = [dtype, list(shape), str(sums[key])]
         if not sums[key].finite:
@@ -156,14 +178,32 @@ def _counted(parts: Sequence[Sequence[Row]], key: str, without: set[Box]) -> lis
     return [sums for box, sums in found.items() if box not in without]
 
 
+def _boxes(rows: Sequence[Row]) -> dict[str, list[list[Any]]]:
+    found: dict[str, list[list[Any]]] = {}
+    for row in rows:
+        if row.print:
+            _add_box(found, row)
+    return found
+
+
+def _add_box(boxes: dict[str, list[list[Any]]], row: Row) -> None:
+    boxes.setdefault(row.key, []).append([list(row.offset), list(row.size), row.print, str(row.sums), row.sums.finite])
+
+
 def by_key(rows: Sequence[Row]) -> dict[str, list[Any]]:
     """One rank's own tensors, in the form of :attr:`Joined.tensors`."""
     return {row.key: [row.dtype, list(row.shape), str(row.sums)] for row in rows}
 
 
-def record(parts: Sequence[Sequence[Row]]) -> dict[str, Any]:
+def kept(joined: Joined) -> dict[str, Any]:
     """What a checkpoint keeps."""
-    return {"v": VERSION, "tensors": join(parts).tensors}
+    return {"v": VERSION, "tensors": joined.tensors, "boxes": joined.boxes}
+
+
+def watch(kept: Mapping[str, Any] | None, tensors: Mapping[str, torch.Tensor]) -> prints.Prints:
+    """What finds out, during a load into ``tensors`` (a flat state dict), which sums are known without taking them."""
+    boxes = (kept or {}).get("boxes")
+    return prints.Prints(boxes, {key: box for key, tensor in tensors.items() for box in local_boxes(tensor)} if boxes else {})
 
 
 def differences(was: Mapping[str, Sequence[Any]], tensors: Mapping[str, Sequence[Any]]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 
 from slurm_resilience.checkpoint import names
 from slurm_resilience.checkpoint.dcp import layout, ranks
-from slurm_resilience.checkpoint.dcp.read import ShardReader
+from slurm_resilience.checkpoint.dcp.read import ShardReader, Watch
 from slurm_resilience.checkpoint.dcp.saving import resolve
 from slurm_resilience.checkpoint.dcp.team import Team
 from slurm_resilience.checkpoint.digest import sha256
@@ -52,27 +52,37 @@ def load(
     *,
     process_group: dist.ProcessGroup | None = None,
     strict: bool = True,
+    watch: Watch | None = None,
 ) -> LoadResult:
     """Load ``entry`` into the tensors of ``state_dict``, in place, whatever world it was saved by; every byte used is verified.
 
     Collective; the entry of rank 0 counts, on every rank.  Nothing is touched before all ranks have found all files and
-    keys; after that, a failure leaves ``state_dict`` half loaded: load an older entry over all of it.
+    keys; after that, a failure leaves ``state_dict`` half loaded: load an older entry over all of it.  ``watch`` is told the
+    digests of what was read in place.
 
     Raises :class:`CorruptCheckpoint` when the bytes are not those that were saved, :class:`MismatchedCheckpoint` when they
     belong to another model, :class:`UntrustedCheckpoint` when somebody else could have written them.
     """
-    return load_with(Team(process_group), store, entry, state_dict, strict=strict)
+    return load_with(Team(process_group), store, entry, state_dict, strict=strict, watch=watch)
 
 
 def load_with(
-    team: Team, store: CheckpointStore, entry: Entry | None, state_dict: dict[str, Any], *, strict: bool = True
+    team: Team,
+    store: CheckpointStore,
+    entry: Entry | None,
+    state_dict: dict[str, Any],
+    *,
+    strict: bool = True,
+    watch: Watch | None = None,
 ) -> LoadResult:
     """:func:`load` by a team that exists already."""
     with store.reading(entry) if team.leads and entry is not None else contextlib.nullcontext():
-        return _load(team, store, entry, state_dict, strict=strict)
+        return _load(team, store, entry, state_dict, strict, watch)
 
 
-def _load(team: Team, store: CheckpointStore, entry: Entry | None, state_dict: dict[str, Any], *, strict: bool) -> LoadResult:
+def _load(
+    team: Team, store: CheckpointStore, entry: Entry | None, state_dict: dict[str, Any], strict: bool, watch: Watch | None
+) -> LoadResult:
     began = time.monotonic()
 
     def choose(_: list[None]) -> tuple[Entry, bytes]:
@@ -96,7 +106,7 @@ def _load(team: Team, store: CheckpointStore, entry: Entry | None, state_dict: d
         return plain, manifest, local, reader, own
 
     plain, manifest, local, reader, own = team.agree("planning the load", plan)
-    team.agree(f"loading {chosen.name}", lambda: reader.read(planner.finish_plan(local), planner))
+    team.agree(f"loading {chosen.name}", lambda: reader.read(planner.finish_plan(local), planner, watch))
     mine = ranks.take(plain) if own else None
     team.agree("restoring", lambda: restore(state_dict, plain))
     return LoadResult(chosen, manifest.extra, mine, reader.bytes_read, time.monotonic() - began)

@@ -31,6 +31,7 @@ from slurm_resilience.checkpoint import folders
 from slurm_resilience.checkpoint.dcp import ranks
 from slurm_resilience.checkpoint.dcp.loading import LoadResult, load_with, restore
 from slurm_resilience.checkpoint.dcp.plan import plan_save
+from slurm_resilience.checkpoint.dcp.read import Watch
 from slurm_resilience.checkpoint.dcp.saving import About, finish_save, resolve
 from slurm_resilience.checkpoint.dcp.team import Team
 from slurm_resilience.checkpoint.entry import Entry
@@ -124,8 +125,8 @@ class LocalTier:
         """Never load this copy again."""
         self._store.quarantine(entry, reason, "local load")
 
-    def read(self, entry: Entry, state_dict: dict[str, Any]) -> LoadResult:
-        """Load this rank's copy in place, every byte verified.  Collective.
+    def read(self, entry: Entry, state_dict: dict[str, Any], watch: Watch | None = None) -> LoadResult:
+        """Load this rank's copy in place, every byte verified.  Collective.  ``watch``: see :func:`load`.
 
         Raises on every rank :class:`CorruptCheckpoint` or :class:`MismatchedCheckpoint` when it cannot be done on one;
         ``state_dict`` may then be half loaded.
@@ -134,7 +135,7 @@ class LocalTier:
 
         def read() -> LoadResult:
             part = _local(plain)
-            result = load_with(Team.alone(), self._store, entry, part.flat)
+            result = load_with(Team.alone(), self._store, entry, part.flat, watch=watch)
             for key, path in part.places.items():
                 set_element(plain, path, part.flat[key])
             return result

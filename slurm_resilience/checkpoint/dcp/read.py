@@ -8,9 +8,11 @@ from __future__ import annotations
 import io
 import math
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import xxhash
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
 from slurm_resilience.checkpoint.digest import CHUNK_BYTES, chunk_digest, chunks
@@ -19,6 +21,13 @@ from slurm_resilience.checkpoint.manifest import Item, Manifest
 from slurm_resilience.checkpoint.trust import Trust
 
 BLOCK_BYTES = 16 * CHUNK_BYTES
+SWALLOW_BYTES = 1 << 19
+
+Watch = Callable[[str, torch.Tensor, str], None]
+"""Called with the name of a tensor, the memory that one whole item of it was read into, and the digests of its chunks there.
+
+Not called where data went through other memory: to an accelerator, to another type, or into a part of another shape.
+"""
 
 
 class ShardReader:
@@ -49,7 +58,7 @@ class ShardReader:
         for file in sorted({self.item(request).file for request in plan.items}):
             os.close(self._open(file))
 
-    def read(self, plan: LoadPlan, planner: LoadPlanner) -> None:
+    def read(self, plan: LoadPlan, planner: LoadPlanner, watch: Watch | None = None) -> None:
         """Fill everything that ``plan`` asks for.  Raises :class:`CorruptCheckpoint` naming the first bad item."""
         wanted = sorted(
             ((self.item(request), request) for request in plan.items), key=lambda pair: (pair[0].file, pair[0].offset)
@@ -60,7 +69,7 @@ class ShardReader:
             fd = self._open(file)
             try:
                 while at < len(wanted) and wanted[at][0].file == file:
-                    self._read_item(fd, *wanted[at], planner)
+                    self._read_item(fd, *wanted[at], planner, watch)
                     at += 1
             finally:
                 os.close(fd)
@@ -86,13 +95,15 @@ class ShardReader:
             raise
         return fd
 
-    def _read_item(self, fd: int, item: Item, request: ReadItem, planner: LoadPlanner) -> None:
+    def _read_item(self, fd: int, item: Item, request: ReadItem, planner: LoadPlanner, watch: Watch | None) -> None:
         source = _Source(fd, item, self._directory.name)
         if request.type == LoadItemType.BYTE_IO:
             planner.load_bytes(request, io.BytesIO(source.record()))
         else:
             target = planner.resolve_tensor(request).detach()
-            _fill(target, source, item, tuple(request.storage_offsets), tuple(request.lengths))
+            in_place = _fill(target, source, item, tuple(request.storage_offsets), tuple(request.lengths))
+            if watch is not None and in_place and tuple(request.lengths) == item.shape:
+                watch(request.dest_index.fqn, target, item.digest)
             planner.commit_tensor(request, target)
         self.bytes_read += source.bytes_read
 
@@ -145,8 +156,13 @@ class _Source:
             at = high
 
     def _chunk(self, out: memoryview, number: int) -> None:
-        self._pread(out, self._item.data_offset + number * CHUNK_BYTES)
-        self._compare(self._digests[number], chunk_digest(out), f"bytes from {number * CHUNK_BYTES} on")
+        start = self._item.data_offset + number * CHUNK_BYTES
+        running = xxhash.xxh3_64()
+        for at in range(0, len(out), SWALLOW_BYTES):  # hashed while it is still in the core's own cache
+            some = out[at : at + SWALLOW_BYTES]
+            self._pread(some, start + at)
+            running.update(some)
+        self._compare(self._digests[number], running.hexdigest(), f"bytes from {number * CHUNK_BYTES} on")
 
     def _compare(self, expected: str, found: str, what: str) -> None:
         if expected != found:
@@ -167,23 +183,23 @@ class _Source:
         self.bytes_read += done
 
 
-def _fill(target: torch.Tensor, source: _Source, item: Item, offsets: tuple[int, ...], lengths: tuple[int, ...]) -> None:
-    """Copy the box at ``offsets`` of size ``lengths`` out of the item into ``target``."""
+def _fill(target: torch.Tensor, source: _Source, item: Item, offsets: tuple[int, ...], lengths: tuple[int, ...]) -> bool:
+    """Copy the box at ``offsets`` of size ``lengths`` out of the item into ``target``; whether it was read into its memory."""
     if target.numel() == 0:
-        return
+        return False
     if not item.data_length:
         box = source.opaque()
         for dim, (offset, length) in enumerate(zip(offsets, lengths, strict=True)):
             box = box.narrow(dim, offset, length)
         target.copy_(box)
-        return
+        return False
     dtype: torch.dtype = getattr(torch, item.dtype)
     row = math.prod(item.shape[1:]) * dtype.itemsize
     first, count = (offsets[0], lengths[0]) if item.shape else (0, 1)
     whole_rows = offsets[1:] == (0,) * len(offsets[1:]) and lengths[1:] == item.shape[1:]
     if whole_rows and target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous():
         source.fill(_bytes_of(target), first * row)
-        return
+        return True
     rows_at_once = max(1, BLOCK_BYTES // max(1, row))
     for begin in range(0, count, rows_at_once):
         rows = min(rows_at_once, count - begin)
@@ -192,6 +208,7 @@ def _fill(target: torch.Tensor, source: _Source, item: Item, offsets: tuple[int,
         for dim in range(1, len(item.shape)):
             scratch = scratch.narrow(dim, offsets[dim], lengths[dim])
         (target.narrow(0, begin, rows) if item.shape else target).copy_(scratch)
+    return False
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:

@@ -72,7 +72,7 @@ class Forgery:
         from slurm_resilience.training import state_digest
 
         covered = {key: value for key, value in self.tensors.items() if not key.startswith("per_rank.")}
-        self.plain["digest"] = state_digest.record([state_digest.part_of(covered)])
+        self.plain["digest"] = state_digest.kept(state_digest.join([state_digest.part_of(covered, printed=True)]))
 
     def write(self) -> Entry:
         """Put everything back on disk, whole and consistent."""

@@ -337,12 +337,10 @@ def load_memory(kind: str, total: int, block_bytes: int) -> dict[str, int]:
 
     from slurm_resilience import Run
     from slurm_resilience.checkpoint.dcp import read
-    from slurm_resilience.training import bit_sums
 
     libc = ctypes.CDLL("libc.so.6")
     libc.mallopt(-3, 1 << 20)  # M_MMAP_THRESHOLD stays there: what is freed goes back to the kernel, and does not count
     read.BLOCK_BYTES = block_bytes
-    bit_sums.BLOCK = block_bytes // 32
     run = Run(checkpoint={"every_min": None})
     run.init_process_group()
     model = make_even_model(kind, 1536, 4608)
