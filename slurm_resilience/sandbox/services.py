@@ -69,8 +69,10 @@ def start_munge(layout: Layout, host: HostState) -> None:
 def prepare_database(layout: Layout) -> None:
     """An empty MariaDB, and the password that only it and slurmdbd know."""
     _own_folder(layout.database, "mysql", 0o700)
+    _own_folder(layout.database / "scratch", "mysql", 0o700)
     argv = [packages.path_of("mariadb-install-db"), "--no-defaults", "--user=mysql", f"--datadir={layout.database}/data"]
-    argv += ["--skip-test-db", "--auth-root-authentication-method=socket"]
+    # Not /tmp: each mariadbd that starts removes all temporary tables there, those of another sandbox's installation, too.
+    argv += [f"--tmpdir={layout.database}/scratch", "--skip-test-db", "--auth-root-authentication-method=socket"]
     result = subprocess.run(argv, capture_output=True, text=True, check=False, env={"PATH": packages.PATH, "LC_ALL": "C.UTF-8"})
     if result.returncode != 0:
         output = (result.stdout + result.stderr).split()
@@ -83,8 +85,10 @@ def prepare_database(layout: Layout) -> None:
 def start_database(layout: Layout, host: HostState) -> None:
     """MariaDB on the control host's loopback and a socket in its own folder; made to be fast, not to survive a power loss."""
     (layout.database / "socket").unlink(missing_ok=True)
+    _own_folder(layout.database / "scratch", "mysql", 0o700)
     argv = [packages.path_of("mariadbd"), "--no-defaults", "--user=mysql", f"--datadir={layout.database}/data"]
     argv += [
+        f"--tmpdir={layout.database}/scratch",
         f"--socket={layout.database}/socket",
         f"--pid-file={layout.database}/pid",
         f"--init-file={layout.database}/init.sql",

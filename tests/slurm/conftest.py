@@ -14,8 +14,8 @@ from slurm_resilience.sandbox import Sandbox
 from slurm_resilience.sandbox.layout import ROOT
 
 HERE = Path(__file__).parent
-NAMED = os.environ.get("SLURM_RESILIENCE_TEST_SANDBOX")
-NAMES = [NAMED] if NAMED else ["test", *(f"test-{number}" for number in range(2, 9))]
+FIRST = os.environ.get("SLURM_RESILIENCE_TEST_SANDBOX") or "test"
+NAMES = [FIRST, *(f"{FIRST}-{number}" for number in range(2, 9))]
 KEEP = "SLURM_RESILIENCE_KEEP_SANDBOX"  # leave the sandbox up for a look after the tests
 
 
