@@ -1,13 +1,14 @@
 """What verification adds to a resume of the GPT example, beside the load and one forward pass of a batch.
 
 Each turn is a resume in a process that has trained, so imports and first calls are not in it.  ``load_s`` is from the choice
-of the entry until everything is put back, with the pass of the state digest over what was loaded (``digest_s`` of it),
+of the entry until everything is put back, with all that the state digest of what was loaded takes (``digest_s`` of it),
 ``verify_s`` all checks after that (the probe's forward pass included).  The model is the one of examples/gpt as it stands:
 29 tensors, 0.5 MB, three times that with its moments.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -33,17 +34,19 @@ def turn(folder: Path, steps: int) -> tuple[float, float, float, float]:
     from model import GPT, GPTConfig, loss_of
 
     from slurm_resilience import Run
-    from slurm_resilience.training import state_digest
+    from slurm_resilience.training import prints, state_digest
 
     digest_s = 0.0
-    part_of = state_digest.part_of
 
-    def timed(tensors: Any) -> Any:
-        nonlocal digest_s
-        clock = record.Clock()
-        rows = part_of(tensors)
-        digest_s += clock.read()
-        return rows
+    def timed(call: Any) -> Any:
+        def measured(*given: Any, **named: Any) -> Any:
+            nonlocal digest_s
+            clock = record.Clock()
+            value = call(*given, **named)
+            digest_s += clock.read()
+            return value
+
+        return measured
 
     with Run(folder=folder, checkpoint={"every_min": None}) as run:
         torch.manual_seed(1)
@@ -54,11 +57,12 @@ def turn(folder: Path, steps: int) -> tuple[float, float, float, float]:
         text = standard_library(GPTConfig().context)
         tokens, targets = text.validation(range(8))
         run.probe(lambda tokens, targets: loss_of(model, tokens, targets), tokens, targets)
-        state_digest.part_of = timed
-        try:
+        with contextlib.ExitStack() as patched:
+            for where, name in ((state_digest, "part_of"), (state_digest, "watch"), (prints.Prints, "__call__")):
+                call = getattr(where, name)
+                setattr(where, name, timed(call))
+                patched.callback(setattr, where, name, call)
             run.resume()
-        finally:
-            state_digest.part_of = part_of
         for _ in run.steps(steps):
             optimizer.zero_grad()
             loss_of(model, tokens, targets).backward()
