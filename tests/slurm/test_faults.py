@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience.sandbox import Sandbox
+from slurm_resilience.slurm.states import parse_state
 from tests.faults.checker import check
 from tests.faults.nemesis import Fault, Fired, Nemesis, draw, newest_step, wait_for
 from tests.faults.trial import EVERY_STEPS, KEEP_LAST, ROOT, events_of, torment
@@ -46,7 +47,8 @@ class SlurmRun:
         return job if job.get("JobState") == "RUNNING" else {}
 
     def ended(self) -> bool:
-        return self.sandbox.job_state(self.job) not in ("PENDING", "RUNNING", "COMPLETING", "SUSPENDED")
+        state = self.sandbox.job_state(self.job)
+        return not state or parse_state(state).ended  # SIGNALING, for a moment, is no end
 
     def complete(self) -> bool:
         """The run has ended.  Its job may stay COMPLETING for as long as Slurm waits for a node that is off."""
