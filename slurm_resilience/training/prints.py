@@ -16,12 +16,10 @@ import torch
 from slurm_resilience.checkpoint import digest
 from slurm_resilience.training import bit_sums
 
-LEAST_BYTES = 1 << 12
-
 
 def of(local: torch.Tensor) -> str:
-    """The print of a part as it is now; "" for one that is too small, or that is not in main memory in one piece."""
-    if local.device.type != "cpu" or local.nbytes < LEAST_BYTES or not local.is_contiguous():
+    """The print of a part as it is now; "" for one that is empty, or that is not in main memory in one piece."""
+    if local.device.type != "cpu" or not local.numel() or not local.is_contiguous():
         return ""
     if local.is_conj() or local.is_neg():
         return ""
@@ -75,7 +73,7 @@ def _overlapping(parts: Mapping[str, tuple[tuple[int, ...], torch.Tensor]]) -> s
 
 def _extent(local: torch.Tensor) -> int:
     """Bytes from the first element to the end of the last."""
-    if not local.numel():
-        return 0
+    if local.is_contiguous() or not local.numel():
+        return local.nbytes
     last = sum((size - 1) * stride for size, stride in zip(local.shape, local.stride(), strict=True))
     return (last + 1) * local.dtype.itemsize

@@ -24,7 +24,8 @@ def state() -> dict[str, torch.Tensor]:
         "half": torch.randn(90, 70).to(torch.bfloat16),
         "odd": torch.full((40, 40), torch.nan),
         "wide": torch.randn(64, 64).t(),
-        "tiny": torch.randn(5),
+        "tiny": torch.tensor(3.0),
+        "empty": torch.zeros(0, 4),
     }
 
 
@@ -46,23 +47,23 @@ def empty() -> dict[str, torch.Tensor]:
 def test_what_was_read_as_it_was_saved_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = empty()
     watch = loaded(tmp_path, state(), room)
-    assert watch.sums.keys() == {"large", "half", "odd"}
+    assert watch.sums.keys() == {"large", "half", "odd", "tiny"}
     rows = AsLoaded(room, lambda key: False, watch.sums).rows
     assert rows == state_digest.part_of(room) == state_digest.part_of(state())
     assert [row.key for row in rows if not row.sums.finite] == ["odd"]
 
 
 def flip(tensor: torch.Tensor) -> None:
-    tensor.view(torch.int16).reshape(-1)[-1] ^= 1
+    tensor.reshape(-1).view(torch.int16)[-1] ^= 1
 
 
-@pytest.mark.parametrize("key", ["large", "half", "odd"])
+@pytest.mark.parametrize("key", ["large", "half", "odd", "tiny"])
 def test_a_copy_that_is_not_what_was_held_is_not_taken_for_it(tmp_path: Path, key: str) -> None:
     """The files' digests are valid, since the bit flipped before they were taken."""
     held, room = state(), empty()
     flip(held[key])
     watch = loaded(tmp_path, held, room)
-    assert watch.sums.keys() == {"large", "half", "odd"} - {key}
+    assert watch.sums.keys() == {"large", "half", "odd", "tiny"} - {key}
     was = state_digest.by_key(state_digest.part_of(held))
     now = state_digest.by_key(AsLoaded(room, lambda key: False, watch.sums).rows)
     assert state_digest.differences(was, now) == {key: "holds other bits"}
@@ -107,5 +108,5 @@ def test_memory_that_may_hold_something_else_is_summed(tmp_path: Path, how: str)
     if how == "elsewhere":
         room = {**room, "large": torch.zeros(LARGE, 1024)}
     dcp.load(store, entry, dict(room), watch=watch, strict=False)
-    assert watch.sums.keys() - {"odd"} == ({"large", "half", "other"} if how == "side by side" else {"half"})
+    assert watch.sums.keys() - {"odd", "tiny"} == ({"large", "half", "other"} if how == "side by side" else {"half"})
     assert room["large"][:-1].equal(held["large"][:-1])
