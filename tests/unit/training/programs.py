@@ -361,6 +361,35 @@ def load_memory(kind: str, total: int, block_bytes: int) -> dict[str, int]:
     return {"peak": peak, "moments": moments}
 
 
+def sums_taken(kind: str, total: int) -> int:
+    """How many elements were summed while the run resumed."""
+    import torch
+
+    from slurm_resilience import Run
+    from slurm_resilience.training import bit_sums
+
+    run = Run(checkpoint={"every_min": None})
+    run.init_process_group()
+    model = make_even_model(kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    run.register(model=model, optimizer=optimizer)
+    count, sums = 0, bit_sums.sums
+
+    def counted(pieces: Any) -> Any:
+        nonlocal count
+        count += sum(piece.local.numel() for piece in pieces)
+        return sums(pieces)
+
+    bit_sums.sums = counted
+    run.resume()
+    bit_sums.sums = sums
+    for _ in run.steps(total):
+        optimizer.zero_grad()
+        model(torch.ones(1, 12)).pow(2).mean().backward()
+        optimizer.step()
+    return count
+
+
 class Rows:
     """A data set with random augmentation, as users write them."""
 

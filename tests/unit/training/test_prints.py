@@ -14,6 +14,9 @@ from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.training import prints, state_digest
 from slurm_resilience.training.as_loaded import AsLoaded
 
+from . import programs
+from .worlds import run_world
+
 LARGE = CHUNK_BYTES // 4096 + 3  # rows of 4 KiB: more than one chunk, and a part of one
 
 
@@ -110,3 +113,11 @@ def test_memory_that_may_hold_something_else_is_summed(tmp_path: Path, how: str)
     dcp.load(store, entry, dict(room), watch=watch, strict=False)
     assert watch.sums.keys() - {"odd", "tiny"} == ({"large", "half", "other"} if how == "side by side" else {"half"})
     assert room["large"][:-1].equal(held["large"][:-1])
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_a_run_that_resumes_on_the_same_mesh_sums_nothing(tmp_path: Path, kind: str) -> None:
+    assert run_world(2, programs.sums_taken, kind, 1, run_dir=tmp_path) == [0, 0]
+    assert run_world(2, programs.sums_taken, kind, 2, run_dir=tmp_path, attempt=2) == [0, 0]
+    summed = run_world(3, programs.sums_taken, kind, 3, run_dir=tmp_path, attempt=3)
+    assert summed == [0, 0, 0] if kind == "ddp" else min(summed) > 0
