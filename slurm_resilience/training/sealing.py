@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,12 +31,16 @@ def seal(team: Team, snapshot: Snapshot, buffers: Collection[str]) -> list[Copie
     Collective.  The live tensors stay as they are.
     """
 
+    boxes: dict[str, list[list[Any]]] = {}  # one for each rank's part: only the rank that writes the manifest needs them
+
     def join(parts: list[list[Row]]) -> tuple[Joined, list[Copies]]:
         differing = [_by_first(one) if one.box.key in buffers else one for one in state_digest.join(parts).differing]
-        return state_digest.join(parts, prefer=differing), differing
+        whole = state_digest.join(parts, prefer=differing)
+        boxes.update(whole.boxes)
+        return replace(whole, boxes={}), differing
 
     joined, differing = team.funnel("digesting the state", lambda: state_digest.part_of(snapshot.tensors, printed=True), join)
-    snapshot.plain["digest"] = state_digest.kept(joined)
+    snapshot.plain["digest"] = state_digest.kept(replace(joined, boxes=boxes))
     if differing:
         _share(team, snapshot, differing)
     odd = [one for one in differing if one.box.key not in buffers]
