@@ -16,6 +16,8 @@ from slurm_resilience.runtime.messages import Hello
 RECONNECT_S = 0.7
 # After an absence of ours, agents have backed off, and dial again a little later.
 _RECONNECT_LATE_S = 4.0
+# A longer silence than this was one already before an absence of ours: agents beat at least once a second.
+_USUAL_S = 1.5
 # How long a replacement of a dead agent is worth waiting for, when there are enough nodes without it.
 REPLACE_S = 20.0
 _START_PAUSE_S = (0.0, 1.0, 3.0, 10.0, 30.0)
@@ -157,11 +159,12 @@ class Fleet:
             self._holding.discard(name)
         return True
 
-    def forget_silence(self, now: float) -> None:
-        """We were not looking: nobody's silence until now counts."""
+    def forget_silence(self, now: float, away_s: float) -> None:
+        """We were not looking for so long: nobody's silence in that time counts, nor any before it that was short."""
         self._lenient_until = now + _RECONNECT_LATE_S
         for node in self.nodes.values():
-            node.heard = max(node.heard, now)
+            before_s = now - away_s - node.heard
+            node.heard = max(node.heard, now - before_s if before_s > _USUAL_S else now)
             if node.gap_at is not None:
                 node.gap_at = now
 

@@ -129,7 +129,7 @@ class Scene:
         gap, self._last_tick = now - self._last_tick, now
         if gap > self._frozen_after_s:
             self._woke_at, self._frozen_s = now, gap
-            self.fleet.forget_silence(now)
+            self.fleet.forget_silence(now, gap)
             self._out.record("supervisor_was_frozen", seconds=round(gap, 2))
         if now - self._looked_at < self._look_every_s:
             return

@@ -539,6 +539,25 @@ def test_a_supervisor_that_was_frozen_shoots_nobody() -> None:
     assert stage.count("fault_detected") == 0
 
 
+def test_a_node_that_was_silent_before_is_not_given_all_of_its_time_again() -> None:
+    """On a machine that is starved, the supervisor is away again and again; a dead node has to be found all the same."""
+    stage = Stage(3).running()
+    stage.pass_(1.0)
+    stage.power_off("n3")
+    silent_s = 0.0
+    while not stage.count("agent_lost"):
+        assert silent_s < 5.0, "time in which the supervisor looked"
+        stage.clock.pass_(1.3)
+        stage.tell(i.Tick())
+        for name in ("n1", "n2"):
+            stage._beat(stage.agents[name])
+        stage.pass_(1.8)
+        silent_s += 1.8
+    assert stage.last("agent_lost")["node"] == "n3"
+    assert stage.count("agent_lost") == 1
+    assert stage.count("supervisor_was_frozen") >= 2
+
+
 def test_what_the_agents_did_meanwhile_is_held_against_the_supervisor_alone() -> None:
     stage = Stage(2).running()
     stage.clock.pass_(5.0)
