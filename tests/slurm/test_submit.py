@@ -277,7 +277,7 @@ def test_the_template_as_it_is(sandbox: Sandbox, shared: Path) -> None:
     assert len(events(run.path, "attempt_started")[0]["nodes"]) == 4
 
 
-def test_one_task_of_an_array_is_preempted_alone(sandbox: Sandbox, shared: Path) -> None:
+def test_one_task_of_an_array_is_preempted_alone(sandbox: Sandbox, shared: Path, revivals: int) -> None:
     (shared / "driver.py").write_text(DRIVER)
     (shared / "script.py").write_text(
         f"from driver import train\nfrom slurm_resilience import Run\nprint(train(Run(), {str(shared)!r}))\n"
@@ -294,11 +294,15 @@ def test_one_task_of_an_array_is_preempted_alone(sandbox: Sandbox, shared: Path)
     high = ["sbatch", "--partition=high", f"--nodelist={node}", "--exclusive", "--output=/dev/null", "--wrap=sleep 5"]
     sandbox.exec(high, cwd=shared, check=True)
     sandbox.wait_for(lambda: len(events(runs[hit].path, "first_step")) == 2, 200, what="Its second life")
+    restarts = {task: sandbox.job(f"{array}_{task}")["Restarts"] for task in runs}
+    assert restarts == {hit: "1", other: "0"}
     (shared / "enough").touch()
     for task, run in runs.items():
         sandbox.wait_for(lambda run=run: events(run.path, "run_completed"), 60, what=f"The end of task {task}")
-    assert sandbox.job(f"{array}_{hit}")["Restarts"] == "1"
-    assert sandbox.job(f"{array}_{other}")["Restarts"] == "0"
+    for task in runs:
+        sandbox.wait_for(lambda task=task: sandbox.job_state(f"{array}_{task}") == "COMPLETED", 100, what=f"The end of {task}")
+    restarts = {task: sandbox.job(f"{array}_{task}")["Restarts"] for task in runs}
+    assert restarts == {hit: str(1 + revivals), other: "0"}
     assert len(events(runs[other].path, "attempt_started")) == 1
 
 
