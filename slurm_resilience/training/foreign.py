@@ -28,8 +28,9 @@ _SINGLE = ("model.safetensors", "pytorch_model.bin")
 def read_weights(path: str | os.PathLike[str], key: str | None = None) -> dict[str, torch.Tensor]:
     """The tensors in ``path`` by name, on the CPU, mapped rather than read where the format allows.
 
-    ``key`` names the part that holds the model in a file that holds more ("model", "checkpoint.weights"; in safetensors, what
-    its names begin with); without it the usual ones are tried.  Raises :class:`ConfigError` for what is missing, is no such
+    ``key`` names the part that holds the model in a file that holds more ("model", "checkpoint.weights"), or what its names
+    begin with ("state_dict.net": Lightning's, of a module that keeps the model in ``self.net``); in safetensors there are only
+    names.  Without it the usual parts are tried.  Raises :class:`ConfigError` for what is missing, is no such
     file, or is more than tensors.
     """
     path = Path(path)
@@ -45,9 +46,14 @@ def read_weights(path: str | os.PathLike[str], key: str | None = None) -> dict[s
 
 
 def _files(path: Path) -> list[Path]:
-    if not path.exists():
-        raise ConfigError(f"There are no weights at {path}", evidence="nothing is there")
+    try:
+        path.stat()
+    except (OSError, ValueError) as error:
+        gone = isinstance(error, FileNotFoundError) and not path.is_symlink()
+        raise ConfigError(f"There are no weights at {path}", evidence="nothing is there" if gone else str(error)) from error
     if not path.is_dir():
+        if not path.is_file():
+            raise ConfigError(f"{path} is no file", evidence="it is a pipe, a socket or a device")
         if path.suffix not in PICKLED and path.suffix != SAFE:
             raise ConfigError(
                 f"{path} is no file of weights that we know",
@@ -118,12 +124,18 @@ def _unpickled(file: Path) -> Any:
 
 def _model_in(held: Any, file: Path, key: str | None) -> dict[str, torch.Tensor]:
     if key is not None:
-        for word in key.split("."):
+        words = key.split(".")
+        for at, word in enumerate(words):
+            begins = ".".join(words[at:]) + "."
+            if isinstance(held, Mapping) and word not in held:
+                below = {name[len(begins) :]: held[name] for name in held if isinstance(name, str) and name.startswith(begins)}
+                if _is_state(below):
+                    return below
             if not isinstance(held, Mapping) or word not in held:
                 raise ConfigError(f"{file} has no {key!r}", evidence=f"at {word!r} there is: {_keys(held)}")
             held = held[word]
         if not _is_state(held):
-            raise ConfigError(f"{key!r} in {file} is no model's state", evidence=f"it holds {_keys(held)}")
+            raise ConfigError(f"{key!r} in {file} is no model's state", evidence=_why_no_state(held))
         return dict(held)
     if _is_state(held):
         return dict(held)
@@ -141,7 +153,19 @@ def _is_state(held: Any) -> bool:
     )
 
 
+def _why_no_state(held: Any) -> str:
+    odd = [f"{name!r} is a {type(value).__name__}" for name, value in _items(held) if not isinstance(value, torch.Tensor)]
+    tensors = len(_items(held)) - len(odd)
+    return f"beside {tensors} tensors, {', '.join(odd[:3])}" if tensors and odd else f"it holds {_keys(held)}"
+
+
+def _items(held: Any) -> list[tuple[Any, Any]]:
+    return list(held.items()) if isinstance(held, Mapping) else []
+
+
 def _keys(held: Any) -> str:
+    if isinstance(held, Mapping) and not held:
+        return "nothing"
     if not isinstance(held, Mapping):
         return f"a {type(held).__name__}"
     return ", ".join(repr(name) for name in list(held)[:8]) + ", …" * (len(held) > 8)
@@ -158,8 +182,8 @@ def require_format(path: Path) -> None:
 def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> int:
     """Write tensors where nobody sees half of them; the bytes written.  The suffix of ``path`` is the format.
 
-    ``about`` goes into a safetensors file's header.  Raises :class:`ConfigError` for another suffix, or for a kind of
-    numbers that the format does not know.
+    ``about`` goes into a safetensors file's header.  Raises :class:`ConfigError` for another suffix, for a kind of numbers
+    that the format does not know, and where there is no room.
     """
     require_format(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -169,7 +193,7 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mappin
         if path.suffix == SAFE:
             _write_safe(temporary, tensors, about)
         else:
-            torch.save(dict(tensors), temporary)
+            _write_pickled(temporary, tensors)
         os.chmod(temporary, mode & 0o777)
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
@@ -181,8 +205,25 @@ def write_weights(path: Path, tensors: Mapping[str, torch.Tensor], about: Mappin
     return size
 
 
+def _no_room(file: Path, error: Exception) -> ConfigError:
+    # neither library keeps the errno of a failed write
+    return ConfigError(
+        f"The weights could not be written in {file.parent}",
+        evidence=" ".join(str(error).split())[:300],
+        remedy="nothing was left there; see that its file system has room for all of the model",
+    )
+
+
+def _write_pickled(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    try:
+        torch.save(dict(tensors), file)
+    except RuntimeError as error:
+        raise _no_room(file, error) from error
+
+
 def _write_safe(file: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, str]) -> None:
     try:
+        from safetensors import SafetensorError
         from safetensors.torch import save_file
     except ImportError as error:
         raise ConfigError(
@@ -192,3 +233,5 @@ def _write_safe(file: Path, tensors: Mapping[str, torch.Tensor], about: Mapping[
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, file, {"format": "pt", **about})
     except KeyError as error:  # its table of kinds
         raise ConfigError(f"{SAFE} has no place for numbers of {error}", remedy="export to .pt") from error
+    except SafetensorError as error:
+        raise _no_room(file, error) from error

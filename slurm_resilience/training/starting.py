@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -43,8 +44,9 @@ class Starting(Identity):
 
         ``path`` is a ``.pt`` or ``.safetensors`` file, or a folder as ``save_pretrained()`` writes it; every rank reads it.
         ``model`` is the registered model that takes them; ``key`` the part of the file that holds them, where it holds more.
-        With ``strict`` a name or shape that does not match is an error; without, what matches is taken.  Call it before
-        :meth:`resume`, on all ranks alike; nothing is read when the run is resumed.  Sharded models take their own part.
+        With ``strict`` a name or shape that does not match is an error; without, what matches is taken.  A parameter that is
+        not a number, or too large for the model's kind of numbers, always is one.  Call it before :meth:`resume`, on all ranks
+        alike; nothing is read when the run is resumed.  Sharded models take their own part.
         Raises ConfigError after :meth:`resume`: it would be ignored.
         """
         if self._stepper is not None:
@@ -59,6 +61,7 @@ class Starting(Identity):
         # What cannot be kept should be known before the first step, not at the first save.
         self._world.team.agree("looking at what is registered", lambda: self._registry.capture() and None)
         begun: dict[str, Any] = {}
+        self._world.team.funnel("comparing what ranks begin with", lambda: self._start, _same_start)
         if (start := self._start) is not None:
             begun = self._world.team.agree(f"starting from {start.path}", lambda: self._take(start))
         self._link.send("started_fresh", **begun)
@@ -71,6 +74,23 @@ class Starting(Identity):
         fqn.settle(module)
         taken, missing, left = place_weights(start.model, module, read_weights(start.path, start.key), start.strict, start.path)
         return {"weights": str(start.path), "taken": taken, "missing": missing, "unused": left}
+
+
+def _same_start(starts: list[_Start | None]) -> None:
+    """Raises :class:`ConfigError` when ranks were told different things: they would wait for each other, or differ for good."""
+    for rank, start in enumerate(starts):
+        if start != starts[0]:
+            raise ConfigError(
+                "Ranks begin with different weights",
+                evidence=f"rank 0: {_told(starts[0])}; rank {rank}: {_told(start)}",
+                remedy="call run.start_from() with the same arguments on all ranks, each reads the file",
+            )
+
+
+def _told(start: _Start | None) -> str:
+    if start is None:
+        return "no start_from()"
+    return f"{start.path}, model={start.model!r}, key={start.key!r}, strict={start.strict}"
 
 
 def place_weights(
@@ -90,6 +110,7 @@ def place_weights(
         )
     given = _plain_names(given, own)
     both = [name for name in own if name in given]
+    no_values = [f"{name}: {what}" for name in both if (what := _no_plain_values(given[name]))]
     kinds = [
         f"{name}: {given[name].dtype} in the file, {own[name].dtype} in the model"
         for name in both
@@ -104,10 +125,12 @@ def place_weights(
     have = {tied.get(name, name) for name in both}
     missing = [name for name in own if name not in given and tied.get(name, name) not in have]
     left = [name for name in given if name not in own]
-    if wrong or kinds or not both or (strict and (missing or left)):
+    hopeless = bool(wrong or kinds or no_values or not both)
+    if hopeless or (strict and (missing or left)):
         found = {
             "other shapes": wrong,
             "other kinds of numbers": kinds,
+            "no plain values": no_values,
             "not in the file": missing,
             "not in the model": left,
         }
@@ -116,7 +139,15 @@ def place_weights(
             evidence="; ".join(
                 f"{what}: {', '.join(names[:_SHOWN])}{', …' * (len(names) > _SHOWN)}" for what, names in found.items() if names
             ),
-            remedy="" if wrong or kinds or not both else "give strict=False to take what matches",
+            remedy="" if hopeless else "give strict=False to take what matches",
+        )
+    learned = {fqn.clean_name(module, name) for name, _ in module.named_parameters(remove_duplicate=False)}
+    unusable = [f"{name}: {what}" for name in both if name in learned and (what := _unusable(given[name], own[name].dtype))]
+    if unusable:
+        raise ConfigError(
+            f"The weights in {path} cannot be trained on",
+            evidence=f"{', '.join(unusable[:_SHOWN])}{', …' * (len(unusable) > _SHOWN)}",
+            remedy="take a file from before they went wrong, or a model in the file's own kind of numbers",
         )
     with torch.no_grad():
         for name in both:
@@ -146,6 +177,27 @@ def _tied(module: torch.nn.Module) -> dict[str, str]:
 def _kind(tensor: torch.Tensor) -> tuple[bool, bool]:
     """What a copy must not change silently: quantized integers are no weights, complex numbers not real."""
     return tensor.is_floating_point(), tensor.is_complex()
+
+
+def _no_plain_values(tensor: torch.Tensor) -> str:
+    if tensor.is_meta:
+        return "on the meta device"
+    return "" if tensor.layout == torch.strided else f"{tensor.layout}"
+
+
+def _unusable(value: torch.Tensor, dtype: torch.dtype) -> str:
+    """What would spoil the first step.  Only of parameters: a buffer may well hold infinities, as masks do."""
+    if not value.is_floating_point() or not value.numel():
+        return ""
+    if value.dtype.itemsize == 1:  # for these torch has neither comparisons nor sums
+        value = value.float()
+    low, high = (float(one) for one in torch.aminmax(value))  # NaN where any is
+    if math.isnan(low):
+        return "holds NaN"
+    if math.isinf(low) or math.isinf(high):
+        return "holds an infinity"
+    most = max(-low, high)
+    return f"holds {most:.3g}, too large for {dtype}" if most > torch.finfo(dtype).max else ""
 
 
 def _plain_names(given: Mapping[str, torch.Tensor], own: Collection[str]) -> dict[str, torch.Tensor]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from slurm_resilience.training.foreign import read_weights, write_weights
 from slurm_resilience.training.starting import place_weights
 
 from . import programs
-from .worlds import run_world
+from .worlds import RankError, run_world
 
 
 class Tied(torch.nn.Module):
@@ -79,6 +82,13 @@ def test_the_model_in_a_file_that_holds_more(tmp_path: Path) -> None:
     for key in (None, "nets", "nets.pupil"):
         with pytest.raises(ConfigError, match=r"holds|there is"):
             read_weights(file, key)
+    torch.save({"epoch": 3, "state_dict": {f"net.{name}": value for name, value in state.items()}}, file)
+    assert read_weights(file, "state_dict.net").keys() == state.keys(), "Lightning's, of a module that has the model in net"
+    with pytest.raises(ConfigError, match=r"'state_dict\.ne'"):
+        read_weights(file, "state_dict.ne")
+    torch.save({"state_dict": {**state, "norm._extra_state": 5}}, file)
+    with pytest.raises(ConfigError, match=r"'norm\._extra_state' is a int"):
+        read_weights(file, "state_dict")
     safe = tmp_path / "all.safetensors"
     del state["out.weight"]
     write_weights(safe, {**{f"nets.teacher.{name}": value for name, value in state.items()}, "step": torch.ones(1)}, {})
@@ -121,7 +131,7 @@ class Hostile:
         return print, ("owned",)
 
 
-@pytest.mark.parametrize("bad", ["missing", "text", "empty", "cut", "hostile", "folder", "ending"])
+@pytest.mark.parametrize("bad", ["missing", "text", "empty", "cut", "hostile", "folder", "ending", "pipe", "loop"])
 def test_what_is_no_file_of_weights_is_refused_and_runs_nothing(
     tmp_path: Path, bad: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +140,10 @@ def test_what_is_no_file_of_weights_is_refused_and_runs_nothing(
     torch.save(tied(1).state_dict(), whole)
     if bad == "folder":
         file.mkdir()
+    elif bad == "pipe":
+        os.mkfifo(file)
+    elif bad == "loop":
+        file.symlink_to(file)
     elif bad == "hostile":
         torch.save({"model": Hostile()}, file)
     elif bad != "missing":
@@ -157,10 +171,17 @@ def test_names_and_shapes_that_do_not_match_change_nothing(tmp_path: Path) -> No
         ({**state, "norm.bias": torch.zeros(3, dtype=torch.int8)}, r"norm\.bias: torch\.int8 in the file"),
         ({**state, "norm.bias": torch.zeros(3, dtype=torch.cfloat)}, r"norm\.bias: torch\.complex64 in the file"),
         ({"other": torch.zeros(1)}, "not in the model: other"),
+        ({**state, "norm.bias": torch.zeros(3, device="meta")}, r"norm\.bias: on the meta device"),
+        ({**state, "norm.bias": torch.zeros(3).to_sparse()}, r"norm\.bias: torch\.sparse_coo"),
+        ({**state, "norm.bias": torch.tensor([0.0, torch.nan, 0.0])}, r"norm\.bias: holds NaN"),
+        ({**state, "norm.bias": torch.tensor([0.0, -torch.inf, 0.0])}, r"norm\.bias: holds an infinity"),
+        ({**state, "norm.bias": torch.full((3,), 1e300, dtype=torch.double)}, r"holds 1e\+300, too large for torch\.float32"),
     ):
         with pytest.raises(ConfigError, match=why):
             place_weights("model", here, given, True, path)
         assert all(torch.equal(before[name], value) for name, value in here.state_dict().items())
+    mask = {**state, "norm.running_mean": torch.full((3,), -torch.inf)}  # a buffer may hold what a parameter must not
+    assert place_weights("model", tied(2), mask, True, path) == (len(state), 0, 0)
     assert place_weights("model", here, missing, False, path) == (len(missing), 1, 0)
     assert torch.equal(here.embed.weight, state["embed.weight"])
     with torch.device("meta"), pytest.raises(ConfigError, match="no memory yet"):
@@ -204,6 +225,36 @@ def test_copied_and_sharded_models_begin_with_the_file_and_then_with_their_own(t
     again = run_world(2, begin_in_a_group, kind, str(file), run_dir=tmp_path / "run", attempt=2)
     assert [one["began"] for one in again] == [1, 1]
     assert [one["loss"] for one in again] == pytest.approx([expected] * 2, rel=1e-6)
+
+
+@pytest.mark.parametrize("ending", [".pt", ".safetensors"])
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path, ending: str) -> None:
+    keep = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # a write beyond the limit fails then, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16_384, keep[1]))
+    try:
+        with pytest.raises(ConfigError, match=r"(?s)could not be written in .*has room"):
+            write_weights(tmp_path / f"x{ending}", {"a": torch.zeros(100_000)}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, keep)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not list(tmp_path.iterdir())
+
+
+def begin_unlike(file: str) -> None:
+    torch.distributed.init_process_group("gloo")
+    run = Run()
+    run.register(model=tied(1))
+    if run.rank == 0:
+        run.start_from(file)
+    run.resume()
+
+
+def test_ranks_that_begin_with_different_weights_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "base.pt"
+    torch.save(tied(2).state_dict(), file)
+    with pytest.raises(RankError, match=r"(?s)different weights.*rank 0: /.*base\.pt.*rank 1: no start_from"):
+        run_world(2, begin_unlike, str(file), run_dir=tmp_path / "run")
 
 
 def saved_once(folder: Path) -> Tied:
