@@ -73,7 +73,7 @@ CONTRACT: dict[str, str] = {
     "facts": "the agent's socket for facts",
     "checkpoints": "the checkpoint root",
     "settings": "JSON: the part of the configuration that ranks act on",
-    "plan": "JSON: ranks, nodes, mesh and batch of this attempt",
+    "plan": "JSON: ranks, nodes, mesh and batch of this attempt; packed from 64 nodes on, read it as `run.plan`",
 }
 
 
