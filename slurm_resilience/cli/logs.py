@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -140,6 +141,12 @@ def _over(folder: Path, args: argparse.Namespace) -> bool:
 
 def _nothing(folder: Path, args: argparse.Namespace) -> ConfigError:
     there = logs.attempts(folder)
+    try:
+        os.listdir(folder / "logs" / (f"attempt-{_attempt(folder, args.attempt) or 0:04d}" if there else ""))
+    except PermissionError as error:  # no answer about what is in there
+        return ConfigError(f"You may not read the logs in {folder}", evidence=str(error), remedy="ask the run's owner")
+    except OSError:
+        pass
     if args.node or args.supervisor:
         what = f"of {args.node}" if args.node else "of the supervisor"
         return ConfigError(f"There is no log {what} in {folder}", evidence=f"looked in {folder / 'logs'}")

@@ -43,7 +43,7 @@ class ResilientLauncher(Launcher):
         self._task = _Task(hydra_context, task_function, config)
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
-        """Submit, wait for all, and give back what each task returned.  Raises what a task raised."""
+        """Submit, wait for all, and give back what each task returned.  Raises, after all have ended, the first failure."""
         assert self._task is not None
         sweep = Path(self._task.config.hydra.sweep.dir).absolute()
         sweep.mkdir(parents=True, exist_ok=True)
@@ -57,10 +57,18 @@ class ResilientLauncher(Launcher):
         jobs = map_resilient(self._task, tasks, numbers, [state] * len(tasks), **arguments)
         for number, job in zip(numbers, jobs, strict=True):
             log.info("#%d: job %s, its run is in %s", number, job.job_id, job.run_dir)
-        done = []
+        done: list[JobReturn] = []
+        failed: list[Exception] = []
         for number, job in zip(numbers, jobs, strict=True):
-            done.append(job.result())
-            log.info("#%d: complete, it returned %r", number, done[-1].return_value)
+            try:
+                done.append(job.result())
+                log.info("#%d: complete, it returned %r", number, done[-1].return_value)
+            except Exception as error:  # the others train on, and what they return is worth having
+                failed.append(error)
+                log.error("#%d: failed, its run is in %s: %s", number, job.run_dir, error)
+        if failed:
+            log.error("%d of %d failed", len(failed), len(jobs))
+            raise failed[0]
         return done
 
 

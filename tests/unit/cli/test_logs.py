@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +104,20 @@ def test_following_goes_on_over_a_relaunch_until_the_run_is_over(run_dir: Path) 
         (run_dir / "state.json").write_text('{"v": 1, "state": "complete"}')
         assert following.stdout.read() == "a3 rank 0 | and the last, without an end\n"
         assert following.wait(60) == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become somebody else")
+def test_logs_of_somebody_else_are_not_said_to_be_missing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_dir / "logs").chmod(0o700)
+    keep = os.geteuid()
+    opened = [path for path in [run_dir, *run_dir.parents] if path.stat().st_mode & 0o011 != 0o011]
+    for path in opened:
+        path.chmod(path.stat().st_mode | 0o011)
+    os.seteuid(65534)
+    try:
+        assert main(["logs", str(run_dir)]) == ExitCode.CONFIG_ERROR
+    finally:
+        os.seteuid(keep)
+        for path in opened:
+            path.chmod(path.stat().st_mode & ~0o011)
+    assert "You may not read the logs" in capsys.readouterr().err

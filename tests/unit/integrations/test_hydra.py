@@ -35,3 +35,17 @@ def test_a_sweep_survives_a_fault_and_each_task_has_its_result(tmp_path: Path) -
     assert sorted(ends) == [[], [10]], "one task failed once and went on from its checkpoint"
     outputs = (folder / "sweep").glob("*/.hydra/overrides.yaml")
     assert sorted(path.parent.parent.name for path in outputs) == ["0", "1"]
+
+
+@pytest.mark.timeout(600)
+def test_a_task_that_fails_does_not_cost_the_others(tmp_path: Path) -> None:
+    folder = tmp_path.parent
+    command = [
+        sys.executable, str(EXAMPLES / "with_hydra.py"), "-m", "hydra/launcher=resilient", "hydra.launcher.cluster=local",
+        "hydra.launcher.nodes=1", f"hydra.sweep.dir={folder / 'failing'}", "steps=3", "lr=none-such,1e-3",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, cwd=folder)
+    said = done.stdout + done.stderr
+    assert done.returncode == 1, said[-3000:]
+    assert "#0: failed, its run is in" in said and "#1: complete, it returned" in said, said[-3000:]
+    assert "JobFailed" in said, said[-2000:]
