@@ -25,6 +25,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from slurm_resilience.submit.api import map_resilient
+from slurm_resilience.submit.job import JobFailed
 
 if TYPE_CHECKING:
     from slurm_resilience.training import Run
@@ -58,12 +59,12 @@ class ResilientLauncher(Launcher):
         for number, job in zip(numbers, jobs, strict=True):
             log.info("#%d: job %s, its run is in %s", number, job.job_id, job.run_dir)
         done: list[JobReturn] = []
-        failed: list[Exception] = []
+        failed: list[JobFailed] = []
         for number, job in zip(numbers, jobs, strict=True):
             try:
                 done.append(job.result())
                 log.info("#%d: complete, it returned %r", number, done[-1].return_value)
-            except Exception as error:  # the others train on, and what they return is worth having
+            except JobFailed as error:  # the others train on, and what they return is worth having
                 failed.append(error)
                 log.error("#%d: failed, its run is in %s: %s", number, job.run_dir, error)
         if failed:
