@@ -9,7 +9,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from slurm_resilience.cli.plan_options import add_scenario, minutes, nodes_of, positive, span, table, write_chart
+from slurm_resilience.cli.plan_options import add_scenario, minutes, nodes_of, not_negative, positive, span, table, write_chart
 from slurm_resilience.errors import ConfigError, ExitCode
 from slurm_resilience.observe.json_text import dumps
 from slurm_resilience.observe.ledger import Ledger
@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--interval-min", type=minutes, dest="interval_s", metavar="M", help="minutes of training between two saves"
     )
     parser.add_argument("--days", type=positive, default=365, help="days to simulate at least (default 365)")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the simulation")
+    parser.add_argument("--seed", type=not_negative, default=0, help="seed of the simulation")
     parser.add_argument(
         "--shape",
         type=float,

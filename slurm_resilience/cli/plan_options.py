@@ -20,6 +20,11 @@ def positive(text: str) -> int:
     return value
 
 
+def not_negative(text: str) -> int:
+    """A whole number of at least zero, for argparse."""
+    return 0 if text.strip() == "0" else positive(text)
+
+
 def few_to_many(text: str) -> tuple[int | None, int]:
     """Nodes as ``4``, or as the fewest and the most, ``2-4``, for argparse."""
     low, dash, high = text.strip().partition("-")

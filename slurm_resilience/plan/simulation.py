@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 _LEAST_FAILURES = 2_000_000
 _LEAST_FAILURES_WEIBULL = 200_000
 _CHUNK = 1 << 20
+# Beyond these an answer takes minutes and gigabytes, or never comes; a year of a million typical nodes is 2.4 million failures.
+_MOST_FAILURES = 1 << 27
+_LEAST_SHAPE = 0.1
 
 
 def simulate(
@@ -34,7 +37,18 @@ def simulate(
     """
     if shape <= 0 or days <= 0:
         raise ConfigError(f"shape={shape}, days={days}: both must be above zero")
+    if not (math.isfinite(shape) and math.isfinite(days)) or shape < _LEAST_SHAPE:
+        raise ConfigError(
+            f"A simulation with shape={shape:g} over {days:g} days makes no sense",
+            remedy=f"give a shape of {_LEAST_SHAPE} or more: fleets show 0.7 to 1",
+        )
     rate = scenario.failures_per_s
+    if not rate * days * DAY_S <= _MOST_FAILURES:
+        raise ConfigError(
+            f"{rate * days * DAY_S:.2g} failures are too many to simulate",
+            evidence=f"{scenario.nodes} nodes, {scenario.rate:g} failures per node-day, {days:g} days",
+            remedy="simulate fewer days, or nodes",
+        )
     if rate == 0:
         return _undisturbed(scenario, days * DAY_S)
     import numpy as np
