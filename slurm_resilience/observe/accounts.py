@@ -146,10 +146,9 @@ class _Reader:
         self._lose(self._passed_at(step) if isinstance(step, int) else self._start, self._launched_at)
 
     def _lose(self, since: float, until: float) -> None:
-        before = self._line.total(LOST)
-        self._line.lose(since, until)
+        lost = self._line.lose(since, until)
         if self._stops:
-            self._stops[-1].lost_s += self._line.total(LOST) - before
+            self._stops[-1].lost_s += lost
 
     def _passed_at(self, step: int) -> float:
         """When ``step`` was complete: its save began then, or, where a copy in memory was enough, rank 0 reported it."""

@@ -37,21 +37,25 @@ class Timeline:
         """What the run does at the end of what is known."""
         return self.spans[-1].kind
 
-    def lose(self, since: float, until: float) -> None:
-        """Training between ``since`` and ``until``, which lies between two attempts, is lost."""
-        self.paint(since, until, LOST)
+    def lose(self, since: float, until: float) -> float:
+        """Training between ``since`` and ``until``, which lies between two attempts, is lost; the seconds of it."""
+        return self.paint(since, until, LOST)
 
-    def paint(self, since: float, until: float, kind: str) -> None:
-        """What was taken for training between ``since`` and ``until`` turns out to have been ``kind``."""
-        out = []
-        for span in self.spans:
-            if span.kind == TRAINING and since < span.end and span.start < until:
+    def paint(self, since: float, until: float, kind: str) -> float:
+        """What was taken for training between ``since`` and ``until`` turns out to have been ``kind``; the seconds of it."""
+        at, out, painted = len(self.spans), [], 0.0
+        while at and self.spans[at - 1].end > since:  # from the end, as runs have thousands of spans and repaint the newest
+            at -= 1
+        for span in self.spans[at:]:
+            if span.kind == TRAINING and span.start < until:
                 first, last = max(span.start, since), min(span.end, until)
                 pieces = ((span.start, first, TRAINING), (first, last, kind), (last, span.end, TRAINING))
                 out += [Span(*piece) for piece in pieces if piece[1] > piece[0]]
+                painted += last - first
             else:
                 out.append(span)
-        self.spans = out
+        self.spans[at:] = out
+        return painted
 
     def total(self, kind: str) -> float:
         """Seconds spent on ``kind``."""
