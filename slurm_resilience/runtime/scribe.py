@@ -37,6 +37,9 @@ from slurm_resilience.runtime.run_folder import RunFolder
 _CHECK_EVERY_S = epochs.PULSE_EVERY_S
 _SAY_EVERY_S = 60.0
 _RETRY_S = 1.0
+_WELL_AGAIN_S = 3.0
+"""Events go into a file that is open, and are written also where nothing new can be: well after no failure for this long.  The
+pulse and the live document are tried each second."""
 _MOST_WAITING = 100_000
 
 
@@ -75,9 +78,11 @@ class Scribe(threading.Thread):
             queue.SimpleQueue()
         )
         self._late: deque[Record] = deque(maxlen=_MOST_WAITING)
+        self._late_status: WriteStatus | None = None
         self._superseded = False
         self._beats = 0
         self._unwritten = 0
+        self._failed_at = float("-inf")
         self._said_at = float("-inf")
 
     def put(self, output: Record | WriteAttempt | WriteStatus | WriteLive | WriteIncident) -> None:
@@ -112,12 +117,13 @@ class Scribe(threading.Thread):
                 self._catch_up()
                 if output is not None:
                     self._do(output)
-                    if not isinstance(output, str | _Flush):
-                        self._can_write_again()
+                self._can_write_again()
             except OSError as error:
                 self._cannot_write(error)
                 if isinstance(output, Record):
                     self._late.append(output)
+                elif isinstance(output, WriteStatus):  # the newest is all that counts, and an older one must not come after it
+                    self._late_status = output
                 elif output is not None and not isinstance(output, WriteLive):
                     time.sleep(_RETRY_S)
                     self._todo.put(output)
@@ -138,6 +144,7 @@ class Scribe(threading.Thread):
             case WriteStatus(status):
                 if not self._superseded:
                     self._folder.write_status(status)
+                self._late_status = None
             case WriteLive(document):
                 if not self._superseded:
                     self._folder.write_live(document)
@@ -156,6 +163,11 @@ class Scribe(threading.Thread):
         while self._late:
             self._write(self._late[0])
             self._late.popleft()
+        if self._late_status is not None:
+            try:
+                self._do(self._late_status)
+            except OSError as error:  # what comes next may be for a file that can be written
+                self._cannot_write(error)
 
     def _write(self, record: Record) -> None:
         if not self._superseded:
@@ -167,14 +179,14 @@ class Scribe(threading.Thread):
     def _cannot_write(self, error: OSError) -> None:
         """Say it once, and now and then how often: a full disk fails each event."""
         self._unwritten += 1
-        now = time.monotonic()
+        now = self._failed_at = time.monotonic()
         if now - self._said_at > _SAY_EVERY_S:
             times = f" ({self._unwritten} times so far)" if self._unwritten > 1 else ""
             self._tell(f"cannot write into {self._folder.path}: {error}; going on, and trying again{times}")
             self._said_at = now
 
     def _can_write_again(self) -> None:
-        if self._unwritten and not self._late:
+        if self._unwritten and not self._late and time.monotonic() - self._failed_at >= _WELL_AGAIN_S:
             self._tell(f"{self._folder.path} can be written again, after {self._unwritten} failures")
             self._unwritten, self._said_at = 0, float("-inf")
 

@@ -89,6 +89,29 @@ def test_events_that_find_no_room_are_kept_in_order_and_written_later(tmp_path: 
         assert time.monotonic() < deadline, desk.events
 
 
+def test_a_folder_that_is_gone_is_not_said_to_be_back_for_an_event_in_a_file_that_was_open(tmp_path: Path) -> None:
+    desk = Desk(tmp_path / "run")
+    desk.announce(3)
+    desk.scribe.put(record("a"))
+    assert desk.scribe.flush(within_s=PATIENCE_S)
+    moved = desk.folder.path.rename(tmp_path / "moved")
+    for number in range(3):
+        desk.scribe.put(WriteStatus(RunStatus("running", cause=f"state {number}")))
+        desk.scribe.put(record("b"))
+    deadline = time.monotonic() + PATIENCE_S
+    while [event["event"] for event in read_events(moved)] != ["a", "b", "b", "b"]:
+        assert time.monotonic() < deadline
+    desk.scribe.put(WriteStatus(RunStatus("failed")))
+    assert desk.scribe.flush(within_s=PATIENCE_S)
+    assert len([line for line in desk.shown if "cannot write into" in line]) == 1
+    assert not [line for line in desk.shown if "can be written again" in line]
+    moved.rename(desk.folder.path)
+    while not (desk.shown and "can be written again" in desk.shown[-1]):
+        assert time.monotonic() < deadline, desk.shown
+        time.sleep(0.05)
+    assert desk.folder.status() == RunStatus("failed")  # not one of those before it
+
+
 def test_a_live_view_that_finds_no_room_is_forgotten(tmp_path: Path) -> None:
     desk = Desk(tmp_path)
     desk.scribe.put(WriteLive({"t": 1.0}))
