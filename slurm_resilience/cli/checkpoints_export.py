@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 from pathlib import Path
 
+from slurm_resilience._atomic import fsync_dir
 from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.errors import CorruptCheckpoint
 from slurm_resilience.checkpoint.payload import FOLDER
@@ -31,7 +33,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def export(store: CheckpointStore, args: argparse.Namespace) -> int:
-    entry, out = find(store, args.name), Path(args.output)
+    entry = find(store, args.name)
+    with store.reading(entry):  # the run may be training, and prune what is old by then
+        return _export(store, entry, Path(args.output), args)
+
+
+def _export(store: CheckpointStore, entry: Entry, out: Path, args: argparse.Namespace) -> int:
     if args.name == LATEST:
         say_passed_over(store, entry)
     if out.exists() and (out.is_dir() or not args.force):
@@ -74,10 +81,23 @@ def _copy_files(store: CheckpointStore, entry: Entry, out: Path, args: argparse.
         raise CorruptCheckpoint(f"{entry.name} is not exported: it is bad", evidence=in_short(problems))
     held = sorted((store.path(entry) / FOLDER).iterdir())
     if len(held) == 1 and held[0].is_file():
-        shutil.copyfile(held[0], out)
+        _copy_whole(held[0], out)
     else:
         shutil.copytree(store.path(entry) / FOLDER, out)
     if args.json:
         return print_json({"name": entry.name, "step": entry.step, "path": str(out), "files": len(held), "bytes": entry.bytes})
     say(f"{entry.name}: the framework's own files, {entry.bytes / 1e6:.1f} MB, every digest checked, are in {out}")
     return ExitCode.OK
+
+
+def _copy_whole(source: Path, out: Path) -> None:
+    """Copy a file so that, on a full disk too, nobody sees half of it, nor loses what was there."""
+    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copyfile(source, temporary)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        os.replace(temporary, out)
+    finally:
+        temporary.unlink(missing_ok=True)
+    fsync_dir(out.absolute().parent)

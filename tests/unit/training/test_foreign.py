@@ -13,6 +13,9 @@ import pytest
 import torch
 
 from slurm_resilience import Run
+from slurm_resilience.checkpoint.entry import Entry
+from slurm_resilience.checkpoint.manifest import Manifest
+from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.cli import main
 from slurm_resilience.errors import ConfigError, ExitCode
 from slurm_resilience.training.foreign import read_weights, write_weights
@@ -296,3 +299,22 @@ def test_a_bad_checkpoint_is_not_exported(tmp_path: Path, capsys: pytest.Capture
     assert main(["checkpoints", "export", str(tmp_path / "run"), "-o", str(out)]) == ExitCode.BAD_CHECKPOINT
     assert not out.exists()
     assert "embed.weight" in capsys.readouterr().err
+
+
+def test_what_is_exported_is_not_pruned_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for steps in (1, 2, 3):  # the last two are kept anyhow: the newest, and the newest that was loaded once
+        with Run(folder=tmp_path / "run") as run:
+            run.register(model=tied(3))
+            run.resume()
+            list(run.steps(steps))
+    root, whole = tmp_path / "run" / "checkpoints", CheckpointStore.manifest
+
+    def pruned_under_our_hands(store: CheckpointStore, entry: Entry) -> Manifest:
+        monkeypatch.undo()
+        assert main(["checkpoints", "prune", str(root), "--keep-last", "1", "--no-verify"]) == ExitCode.OK
+        return whole(store, entry)
+
+    monkeypatch.setattr(CheckpointStore, "manifest", pruned_under_our_hands)
+    assert main(["checkpoints", "export", str(root), "1", "-o", str(tmp_path / "w.pt")]) == ExitCode.OK
+    assert main(["checkpoints", "prune", str(root), "--keep-last", "1", "--no-verify"]) == ExitCode.OK
+    assert len(list(root.glob("step-*"))) == 2, "it was kept for as long as it was read"
