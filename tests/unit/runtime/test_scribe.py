@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from slurm_resilience.observe.events import EventWriter, read_events
 from slurm_resilience.runtime import forgiveness
 from slurm_resilience.runtime.address import SupervisorAddress
@@ -101,7 +103,6 @@ def test_a_folder_that_is_gone_is_not_said_to_be_back_for_an_event_in_a_file_tha
     deadline = time.monotonic() + PATIENCE_S
     while [event["event"] for event in read_events(moved)] != ["a", "b", "b", "b"]:
         assert time.monotonic() < deadline
-    desk.scribe.put(WriteStatus(RunStatus("failed")))
     assert desk.scribe.flush(within_s=PATIENCE_S)
     assert len([line for line in desk.shown if "cannot write into" in line]) == 1
     assert not [line for line in desk.shown if "can be written again" in line]
@@ -109,7 +110,28 @@ def test_a_folder_that_is_gone_is_not_said_to_be_back_for_an_event_in_a_file_tha
     while not (desk.shown and "can be written again" in desk.shown[-1]):
         assert time.monotonic() < deadline, desk.shown
         time.sleep(0.05)
-    assert desk.folder.status() == RunStatus("failed")  # not one of those before it
+    assert desk.folder.status() == RunStatus("running", cause="state 2")
+
+
+def test_a_state_that_could_not_be_written_does_not_come_after_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk = Desk(tmp_path)
+    write, first = desk.folder.write_status, RunStatus("running")
+    tried: list[RunStatus] = []
+
+    def write_status(status: RunStatus) -> None:
+        tried.append(status)
+        if len(tried) == 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(status)
+
+    monkeypatch.setattr(desk.folder, "write_status", write_status)
+    desk.scribe.put(WriteStatus(first))
+    desk.scribe.put(WriteStatus(RunStatus("failed")))
+    assert desk.scribe.flush(within_s=PATIENCE_S)
+    assert tried == [first, first, RunStatus("failed")]
+    assert desk.folder.status() == RunStatus("failed")
 
 
 def test_a_live_view_that_finds_no_room_is_forgotten(tmp_path: Path) -> None:
