@@ -164,6 +164,8 @@ def judge(
             return Cause.TIME_LIMIT, seen
         if record.preempt_at is not None and "CANCEL" in (preemption or {}).get("PreemptMode", ""):
             return Cause.PREEMPTION, f"{seen}, PreemptTime is set and PreemptMode is CANCEL: Slurm will not requeue it"
+        if record.reason == "JobLaunchFailure":  # what Slurm 22.05 writes when the batch script was killed
+            return Cause.UNKNOWN, f"{seen}: Slurm ended the job because its batch script died; nobody cancelled it"
         return Cause.CANCELLED, f"{seen}: ended without a requeue"
     return Cause.UNKNOWN, seen
 

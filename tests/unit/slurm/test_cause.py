@@ -56,6 +56,15 @@ def test_preempted_for_good_where_the_mode_is_cancel() -> None:
     assert judge(record, 0, now=0.0)[0] is Cause.CANCELLED
 
 
+def test_a_killed_batch_script_is_no_cancel() -> None:
+    """Recorded by hand on 22.05.8: `kill -9` of the batch shell, JobState=COMPLETING Reason=JobLaunchFailure ExitCode=0:9."""
+    record = dataclasses.replace(job("job-cancelled-completing.txt"), reason="JobLaunchFailure")
+    cause, detail = judge(record, 0, now=0.0)
+    assert cause is Cause.UNKNOWN
+    assert "batch script" in detail
+    assert judge(dataclasses.replace(record, reason=""), 0, now=0.0)[0] is Cause.CANCELLED
+
+
 def history(*states: JobState) -> list[AccountingRecord]:
     return [AccountingRecord("1", state, None, 0, 0, float(at), float(at), float(at)) for at, state in enumerate(states)]
 
