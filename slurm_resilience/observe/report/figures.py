@@ -20,7 +20,7 @@ _MOST_LANES = 24
 KINDS = ("training", "saving", "lost", "down", "queued")
 KIND_NAMES = {
     "training": "training that was kept", "saving": "standing still for a checkpoint", "lost": "work that was done again",
-    "down": "starting and restarting", "queued": "waiting in Slurm's queue",
+    "down": "starting and restarting", "queued": "waiting for an allocation",
 }  # fmt: skip
 
 
