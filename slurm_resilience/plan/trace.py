@@ -24,7 +24,12 @@ def read_csv(lines: Iterable[str], *, name: str = "the trace") -> Trace:
     reader = csv.DictReader(line for line in lines if line.strip() and not line.startswith("#"))
     columns = [column.strip() for column in reader.fieldnames or []]
     reader.fieldnames = columns
-    unit = next((column for column in columns if column in _UNITS or column == "time"), None)
+    times = [column for column in columns if column in _UNITS or column == "time"]
+    if len(times) > 1:
+        raise ConfigError(
+            f"{name} has several columns with times", evidence=", ".join(times), remedy="keep one: the others may say otherwise"
+        )
+    unit = times[0] if times else None
     if unit is None:
         raise ConfigError(
             f"{name} has no column with times",

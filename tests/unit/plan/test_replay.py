@@ -130,6 +130,8 @@ def test_csv_with_wall_clock_times() -> None:
     ("lines", "words"),
     [
         ([], "no column with times"),
+        (["t_s,t_h", "3600,2"], "several columns with times"),
+        (["t_h,t_h", "1,2"], "several columns with times"),
         (["when,cause", "1,hang"], "when, cause"),
         (["t_s", "soon"], "'soon' in line 2"),
         (["t_s", "nan"], "'nan'"),
