@@ -38,6 +38,8 @@ from slurm_resilience.slurm.states import JobState
 # Causes after which a job that Slurm counts as over may be queued again.  Never CANCELLED, never UNKNOWN.
 _MAY_RETURN = frozenset({Cause.TIME_LIMIT, Cause.PREEMPTION, Cause.NODE_LOST})
 _TRIES = 3
+# Slurm's word for a job after `scontrol requeuehold`: ours carries our mark, one without is somebody's wish.
+_REQUEUED_HELD = "job_requeued_in_held_state"
 # A hold with somebody else's mark; an older one is an orphan.
 _IN_WORK_S = 120.0
 # A begin time that only has to hold until the real one is set.
@@ -169,7 +171,8 @@ class _Recipe:
             return (
                 f"another requeue of it is in work ({self.marks.holder})" if record.priority == 0 and age < _IN_WORK_S else ""
             )
-        return "somebody had held it before" if record.reason.startswith("JobHeld") and self.marks.held_at is None else ""
+        held = record.reason.startswith("JobHeld") or record.reason == _REQUEUED_HELD
+        return "somebody had held it before" if held and self.marks.held_at is None else ""
 
     def _refusal(self, record: JobRecord, cause: Cause, detail: str) -> str:
         """Why this run may not put the job back into the queue; "" when it may."""

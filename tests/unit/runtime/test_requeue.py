@@ -240,6 +240,16 @@ def test_a_hold_of_the_users_own_stays() -> None:
     assert slurm.record.comment == "mine"
 
 
+@pytest.mark.parametrize(("comment", "stays"), [("mine", True), (str(Marks("mine").held_by("a run", 1.0)), False)])
+def test_a_requeuehold_of_somebody_stays_and_one_of_ours_goes_on(comment: str, stays: bool) -> None:
+    """`scontrol requeuehold` on a running job: when the ranks have saved, Slurm has it back in the queue, held."""
+    requeued = recorded("job-requeued-completing.txt")
+    slurm = Controller(dataclasses.replace(requeued, reason="job_requeued_in_held_state", priority=0, comment=comment))
+    outcome = run(slurm)
+    assert (outcome.ok, outcome.held) == (True, stays), outcome
+    assert ("release" in slurm.calls) is not stays
+
+
 def test_what_is_only_wished_does_not_stop_the_requeue() -> None:
     slurm = Controller(
         running(), **{f"update {name}": [SlurmError("no")] * 5 for name in ("NumNodes", "ExcNodeList", "Comment")}
