@@ -7,6 +7,8 @@ import argparse
 from slurm_resilience.cli import which_run
 from slurm_resilience.errors import ConfigError, ExitCode, nearest
 
+_LIVES = ("allocation_started", "run_completed", "run_failed")
+
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
@@ -17,7 +19,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Leave the wish in the run folder, where the run's supervisor looks every second."""
-    from slurm_resilience.observe.events import read_for_standing
+    from slurm_resilience.observe.events import FILE_NAME, read_for_standing
     from slurm_resilience.observe.json_text import dumps
     from slurm_resilience.observe.subject import known
     from slurm_resilience.runtime import forgiveness
@@ -25,6 +27,8 @@ def execute(args: argparse.Namespace) -> int:
 
     folder, _ = which_run.find(args.run)
     nodes, _ = known(read_for_standing(folder))
+    if not (folder / FILE_NAME).exists():
+        raise ConfigError(f"There is no run in {folder}", evidence=f"it holds no {FILE_NAME}")
     if args.node not in nodes:
         raise ConfigError(
             f"The run in {folder} has no node {args.node!r}",
@@ -41,6 +45,9 @@ def execute(args: argparse.Namespace) -> int:
             forgiveness.ask(folder, args.node)
         except OSError as error:
             raise ConfigError(f"{folder} cannot be written", evidence=f"{type(error).__name__}: {error}") from error
-        said = f"{args.node} is taken back ({why}); the run uses it from its next launch on, or from its next checkpoint"
+        last = [event["event"] for event in read_for_standing(folder) if event["event"] in _LIVES]
+        over = last[-1:] != ["allocation_started"]
+        when = "when it is started again" if over else "from its next launch on, or from its next checkpoint"
+        said = f"{args.node} is taken back ({why}); the run uses it {when}"
     print(dumps({"run_dir": str(folder), "node": args.node, "forgiven": why}) if args.json else said)
     return int(ExitCode.OK)

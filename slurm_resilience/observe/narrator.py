@@ -288,7 +288,8 @@ class Narrator:
 
     def _run_failed(self, event: Mapping[str, Any]) -> str:
         told = bool(self._decision) and str(event["reason"]) == self._decision
-        return f"run ended{'' if told else f': {ending(event)}'} (exit code {event['exit_code']})"
+        again = "; started again in this folder, it goes on" if event.get("cause") == "cancelled" else ""
+        return f"run ended{'' if told else f': {ending(event)}'} (exit code {event['exit_code']}){again}"
 
 
 def recovery(incident: Incident) -> str:

@@ -50,6 +50,19 @@ def test_a_node_that_is_no_suspect_and_one_that_is_none(run_dir: Path, capsys: p
     assert forgiveness.heard(run_dir) == []
 
 
+def test_where_nothing_runs(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main(["nodes", "forgive", str(tmp_path / "empty"), "n1"]) == ExitCode.CONFIG_ERROR
+    assert "There is no run in" in capsys.readouterr().err
+    writer = EventWriter(run_dir, restart=0)
+    writer.write("allocation_started", nodes=["n1", "n2"], job_id="1")
+    assert main(["nodes", "forgive", str(run_dir), "n2"]) == ExitCode.OK
+    assert "from its next launch on" in capsys.readouterr().out
+    writer.write("run_failed", cause="cancelled", reason="somebody", exit_code=86)
+    assert main(["nodes", "forgive", str(run_dir), "n2"]) == ExitCode.OK
+    assert "when it is started again" in capsys.readouterr().out
+
+
 def test_why_it_is_left_out_stands_on_every_screen(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     why = "left out: 2 crashes began there, and none elsewhere"
     assert Standing.of(read_for_standing(run_dir)).nodes["n2"].why == why

@@ -172,7 +172,7 @@ def test_a_cancel_says_who_had_saved_and_names_its_cause_once() -> None:
     ]
     reason = "cancelled (JobState=CANCELLED): the run ends here"
     assert lines({"event": "run_failed", "cause": "cancelled", "reason": reason, "exit_code": 86}) == [
-        f"run ended: {reason} (exit code 86)"
+        f"run ended: {reason} (exit code 86); started again in this folder, it goes on"
     ]
 
 

@@ -102,7 +102,7 @@ def test_a_cancel_is_an_ending_and_no_fault(name: str, tmp_path: Path, capsys: p
     narrator = Narrator()
     lines = [line for event in read_events(folder) for line in narrator.lines(event)]
     assert sum("the run ends here" in line for line in lines) == 1
-    assert lines[-1].endswith("run ended (exit code 86)")
+    assert lines[-1].endswith("run ended (exit code 86); started again in this folder, it goes on")
     assert any("asking Slurm" in line for line in lines) is (name == "scancel")
 
 

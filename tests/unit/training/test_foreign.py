@@ -279,6 +279,10 @@ def test_a_checkpoint_is_exported_and_begun_from(tmp_path: Path, capsys: pytest.
         told = json.loads(capsys.readouterr().out)
         assert (told["step"], told["model"], told["tensors"]) == (1, "model", len(model.state_dict()))
         assert main(words) == ExitCode.CONFIG_ERROR  # there already
+        link = tmp_path / f"link-to-nothing{out.suffix}"
+        link.symlink_to(tmp_path / "nothing")
+        assert main([*words[:-2], str(link)]) == ExitCode.CONFIG_ERROR
+        assert link.is_symlink()
         assert main([*words, "--force"]) == ExitCode.OK
         capsys.readouterr()
         other = tied(4)
