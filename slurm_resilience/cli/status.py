@@ -83,7 +83,19 @@ def _look(word: str) -> tuple[_Seen, JobRecord | None]:
     seen = _see(folder)
     if record is None and seen.standing.job_id.partition("_")[0].isdigit() and not seen.standing.over:
         record = _ask(seen.standing.job_id, folder)
+    if record is not None:
+        _look_at_the_queue(seen.standing, record)
     return seen, record
+
+
+def _look_at_the_queue(standing: Standing, record: JobRecord) -> None:
+    """A job that is cancelled in the queue has no supervisor that could write so: its events say "queued" for ever."""
+    if standing.doing == "queued" and record.state.ended:
+        standing.doing = "unsupervised"
+        standing.because = (
+            f"it was queued, and Slurm has its job as {record.state} now; submit again with the same --run-dir, "
+            "and it goes on from its newest checkpoint"
+        )
 
 
 def _see(folder: Path) -> _Seen:

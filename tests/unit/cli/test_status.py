@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -157,6 +158,19 @@ def test_slurms_word_on_the_job(tmp_path: Path) -> None:
     assert dict(rows(standing, record=waits, now=3600.0, **common))["job"].endswith(
         "PENDING (Resources), Slurm expects it to start in 1.0 h"
     )
+
+
+@pytest.mark.parametrize(("state", "doing"), [("CANCELLED", "unsupervised"), ("PENDING", "queued"), ("COMPLETING", "queued")])
+def test_a_job_that_was_cancelled_in_the_queue_is_not_queued(
+    state: str, doing: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.closing(EventWriter(run_dir, restart=0)) as writer:
+        writer.write("requeue_done")
+    monkeypatch.setattr(which_run, "find", lambda word: (run_dir, record(run_dir, state=state)))
+    assert main(["status", "7", "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["doing"] == doing
+    assert main(["status", "7"]) == ExitCode.OK
+    assert ("submit again" in " ".join(capsys.readouterr().out.split())) is (doing == "unsupervised")
 
 
 def test_ranks_of_the_live_view_only_for_the_attempt_that_it_is_about(tmp_path: Path) -> None:
