@@ -83,9 +83,19 @@ def _look(word: str) -> tuple[_Seen, JobRecord | None]:
     seen = _see(folder)
     if record is None and seen.standing.job_id.partition("_")[0].isdigit() and not seen.standing.over:
         record = _ask(seen.standing.job_id, folder)
-    if record is not None:
+    if record is not None and record.state.ended and not seen.standing.over:
+        newer = _newer_job(folder, seen.standing.job_id)
+        if newer is not None:
+            record, seen.standing.job_id, seen.standing.restart = newer, newer.job_id, newer.restarts
         _look_at_the_queue(seen.standing, record)
     return seen, record
+
+
+def _newer_job(folder: Path, old: str) -> JobRecord | None:
+    """The job that the run was submitted as again, by itself or by its user, if no supervisor of it has spoken yet."""
+    document = read_json(folder / "job.json")
+    job_id = str(document.get("job_id") or "") if isinstance(document, dict) else ""
+    return _ask(job_id, folder) if job_id.partition("_")[0].isdigit() and job_id != old else None
 
 
 def _look_at_the_queue(standing: Standing, record: JobRecord) -> None:

@@ -173,6 +173,22 @@ def test_a_job_that_was_cancelled_in_the_queue_is_not_queued(
     assert ("submit again" in " ".join(capsys.readouterr().out.split())) is (doing == "unsupervised")
 
 
+def test_a_run_that_was_submitted_again_is_queued_as_its_new_job(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.closing(EventWriter(run_dir, restart=0)) as writer:
+        writer.write("requeue_done", action="resubmitted", job="8")
+    (run_dir / "job.json").write_text(json.dumps({"v": 1, "job_id": "8"}))
+    new = record(run_dir, job="8", state="PENDING", command=str(run_dir / "call" / "submission.sh"))
+    monkeypatch.setattr(which_run, "find", lambda word: (run_dir, record(run_dir, state="FAILED")))
+    monkeypatch.setattr("slurm_resilience.slurm.client.CommandClient.job", lambda self, job_id: {"8": new}[job_id])
+    assert main(["status", "7"]) == ExitCode.OK
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "job 8, restart 1, PENDING" in shown
+    assert "now queued" in shown
+    assert "submit again" not in shown
+
+
 def test_ranks_of_the_live_view_only_for_the_attempt_that_it_is_about(tmp_path: Path) -> None:
     standing = Standing.of([{"t": 1.0, "event": "attempt_started", "attempt": 3, "restart": 0, "nodes": ["n1"], "world": 1}])
     rank = {"rank": 0, "step": 17, "phase": "step", "age_s": 0.25}
