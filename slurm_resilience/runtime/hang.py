@@ -1,7 +1,8 @@
 """Which rank hangs, if one does?  A pure look at what all ranks of an attempt show at one moment.
 
 Each open section is judged by its own limit: an outer one that is over its limit counts, however fresh an inner one is.  A rank
-that waits for another one, which is busy within its limit, does not hang: ranks wait for the one that evaluates.
+that waits for another one, which is busy within its limit, does not hang: ranks wait for the one that evaluates.  They do not
+wait for one that has already taken the step which they are in: it waits for them, in the checkpoint behind that step say.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Judge:
     """Remembers who was busy when: who had to wait for somebody is silent only since then."""
 
     def __init__(self) -> None:
-        self._busy_at: dict[int, float] = {}
+        self._busy_at: dict[int, tuple[float, int]] = {}  # rank -> (seen last at, the last step that it had completed then)
         self._stretches: dict[int, list[tuple[float, float]]] = {}  # rank -> (seen last at, for how long it had been busy then)
 
     def waited(self, seconds: float, now: float) -> float:
@@ -67,7 +68,7 @@ class Judge:
         return min(seconds, max(lately, default=0.0))
 
     def _note_busy(self, rank: int, look: Look, now: float) -> None:
-        self._busy_at[rank] = now
+        self._busy_at[rank] = now, look.step
         length = look.sections[1].total_s if len(look.sections) > 1 else look.sections[0].own_s
         found = self._stretches.setdefault(rank, [])
         if found and length >= found[-1][1] and now - found[-1][0] <= length:
@@ -89,13 +90,13 @@ class Judge:
         hangs: list[tuple[int, float, int, Hang]] = []
         for rank, look in living.items():
             found = _over(look, limits, init_s)
-            if found is not None and not (found.waits and self._excused(rank, found, now)):
+            if found is not None and not (found.waits and self._excused(rank, look.step, found, now)):
                 hangs.append((look.step, -found.silent_s, rank, Hang(rank, found.silent_s, found.why)))
         return min(hangs)[3] if hangs else None
 
-    def _excused(self, rank: int, found: _Over, now: float) -> bool:
-        """Somebody else was busy so lately that this rank has not been silent for its whole limit since then."""
-        last = max((at for who, at in self._busy_at.items() if who != rank), default=-math.inf)
+    def _excused(self, rank: int, step: int, found: _Over, now: float) -> bool:
+        """Somebody else, who was not ahead, was busy so lately that this rank has not been silent for its whole limit since."""
+        last = max((at for who, (at, theirs) in self._busy_at.items() if who != rank and theirs <= step), default=-math.inf)
         return now - last <= found.limit_s
 
 

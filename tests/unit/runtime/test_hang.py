@@ -85,6 +85,15 @@ def test_who_waits_for_a_rank_that_is_busy_within_its_limit_does_not_hang() -> N
     assert hang(learned(), late, stepping(150.0)) is None
 
 
+def test_who_has_taken_the_step_already_excuses_nobody_who_is_still_in_it() -> None:
+    """Rank 1 hangs in the step before a checkpoint: rank 0 waits for it there, and may for two minutes."""
+    saving = ("checkpoint", None, 8.1, 8.1)
+    ahead = look(("step", None, 0.1, 100.0), saving, step=51)
+    assert hang(learned(checkpoint=(20, 0.05)), ahead, stepping(8.1, step=50)) == 1
+    level = look(("step", None, 0.1, 100.0), saving, step=50)
+    assert hang(learned(checkpoint=(20, 0.05)), level, stepping(8.1, step=50)) is None
+
+
 def test_who_waited_is_silent_only_since_nobody_is_busy_any_more() -> None:
     """The evaluation is over, and the others have not had the time to take a step yet."""
     judge, limits = Judge(), learned()
