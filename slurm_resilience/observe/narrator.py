@@ -212,6 +212,12 @@ class Narrator:
     def _rank_exited_early(self, event: Mapping[str, Any]) -> str:
         return f"{_who(event)} left with code 0{_at(event)} while others go on"
 
+    def _left_unfinished(self, event: Mapping[str, Any]) -> str:
+        return (
+            f"warning: the script ended with code 0{_at(event)}, before the last step of run.steps() and without run.finish(): "
+            "it counts as complete, and what was done since the last checkpoint is saved nowhere"
+        )
+
     def _fault_detected(self, event: Mapping[str, Any]) -> str:
         return f"fault: {event['cause']}{_where(event)}: {event.get('detail', '')}"
 

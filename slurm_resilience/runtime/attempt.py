@@ -266,12 +266,23 @@ class Attempt:
                 )
             return []
         if end.done or self.all_ended:
-            return []
+            return [("left_unfinished", {"step": self.step, "ranks": self.world}, None)] if self._left_unfinished() else []
         self.evidence.left(t=end.t, node=node, rank=end.rank)
         if self._left_early_at is None:
             self._left_early_at = now
         self._early.append((end, now))
         return []
+
+    def _left_unfinished(self) -> bool:
+        """All ranks have left with code 0 in the middle of the loop of their ``Run``, and nobody had asked them to stop."""
+        ends = self.exits.values()
+        said = self.facts.said("finished") or self.facts.said("stopped")
+        return (
+            not said
+            and self.all_ended
+            and all(end.code == 0 and not end.done for end in ends)
+            and any(end.step > 0 for end in ends)
+        )
 
     def _saw_fact(self, node: str, fact: m.Fact, now: float) -> list[Note]:
         step = fact.fields.get("step")

@@ -339,7 +339,7 @@ class Run(Weighing, Keeping, Starting, Proving):
     def finish(self) -> None:
         """Say that the run is complete although steps are left (early stopping): last checkpoint, then the end.
 
-        :meth:`steps` does it by itself when it reaches ``total``.  A loop left by ``break`` without it looks like a crash.
+        :meth:`steps` does it by itself when it reaches ``total``.  Left without it, the loop counts as complete, unsaved.
         """
         self._ready("run.finish()").finish()
 

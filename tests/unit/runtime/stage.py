@@ -188,20 +188,21 @@ class Stage:
         done: bool = False,
         tail: tuple[str, ...] = (),
         rank: int | None = None,
+        step: int = 10,
     ) -> None:
         agent = self.agents[node]
         which = agent.ranks[0] if rank is None else rank
         agent.ranks.remove(which)
-        self.say(agent, m.Exit(agent.attempt, which, code, signal, done, self.clock.wall, list(tail), 10))
+        self.say(agent, m.Exit(agent.attempt, which, code, signal, done, self.clock.wall, list(tail), step))
 
-    def finish_ranks(self, *nodes: str, done: bool = True, fact: str | None = "finished", **fields: Any) -> None:
+    def finish_ranks(self, *nodes: str, done: bool = True, fact: str | None = "finished", at: int = 10, **fields: Any) -> None:
         """All ranks of these nodes (all nodes when empty) reach their end."""
         for name in nodes or self.names:
             agent = self.agents.get(name)
             while agent is not None and agent.alive and agent.ranks:
                 if fact is not None:
                     self.fact(name, agent.ranks[0], fact, step=10, **fields)
-                self.kill_rank(name, code=0, signal="", done=done)
+                self.kill_rank(name, code=0, signal="", done=done, step=at)
 
     def fact(self, node: str, rank: int, kind: str, **fields: Any) -> None:
         agent = self.agents[node]

@@ -267,9 +267,22 @@ def test_all_finished_is_the_end() -> None:
 
 def test_a_script_without_a_run_is_complete_when_all_ranks_left_with_code_0() -> None:
     stage = Stage(2).running()
-    stage.finish_ranks(done=False, fact=None)
+    stage.finish_ranks(done=False, fact=None, at=-1)
     stage.pass_(1)
     assert stage.exit_code == ExitCode.OK
+    assert stage.count("left_unfinished") == 0
+
+
+@pytest.mark.parametrize(("done", "fact", "unfinished"), [(False, None, 1), (True, "finished", 0), (False, "stopped", 0)])
+def test_a_run_that_all_ranks_leave_in_the_middle_is_complete_but_not_without_a_word(
+    done: bool, fact: str | None, unfinished: int
+) -> None:
+    stage = Stage(2).running()
+    stage.finish_ranks(done=done, fact=fact)
+    stage.pass_(1)
+    assert fact == "stopped" or stage.exit_code == ExitCode.OK
+    assert stage.count("left_unfinished") == unfinished
+    assert not unfinished or stage.last("left_unfinished")["step"] == 10
 
 
 def test_one_that_leaves_early_is_reported_and_the_others_are_not_waited_for_for_ever() -> None:
