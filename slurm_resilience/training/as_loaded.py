@@ -21,13 +21,17 @@ from slurm_resilience.training.state_digest import Row
 
 
 class _Sight(NamedTuple):
-    """One tensor as it was seen: where it lies, how often it was written to, and, where asked for, a hash of its bytes."""
+    """One tensor as it was seen: where it lies, how often it was written to, and, where asked for, a hash of its bytes.
+
+    ``written``: the count of writes proves nothing of it.
+    """
 
     address: int
     strides: tuple[int, ...]
     dtype: torch.dtype
     shape: torch.Size
     writes: int
+    written: bool
     print: int | None
 
 
@@ -44,8 +48,7 @@ class AsLoaded:
         known: Mapping[str, bit_sums.Sums] | None = None,
     ) -> None:
         self.rows = state_digest.part_of(tensors, known=known)
-        self._written = written
-        self._seen = {key: _see(tensor, hashed=written(key)) for key, tensor in tensors.items()}
+        self._seen = {key: _see(tensor, written(key)) for key, tensor in tensors.items()}
 
     def of(self, keys: Mapping[str, object]) -> list[Row]:
         """What was loaded under these names."""
@@ -65,15 +68,15 @@ class AsLoaded:
         local = _local(tensor)
         if tensor.dtype != then.dtype or local.shape != then.shape:
             return False
-        if self._written(key):
+        if then.written:
             return then.print is not None and _print(local) == then.print
         return (local.data_ptr(), local._version, local.stride()) == (then.address, then.writes, then.strides)
 
 
-def _see(tensor: torch.Tensor, *, hashed: bool) -> _Sight:
+def _see(tensor: torch.Tensor, written: bool) -> _Sight:
     local = _local(tensor)
-    mark = _print(local) if hashed else None
-    return _Sight(local.data_ptr(), local.stride(), tensor.dtype, local.shape, local._version, mark)
+    mark = _print(local) if written else None
+    return _Sight(local.data_ptr(), local.stride(), tensor.dtype, local.shape, local._version, written, mark)
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -188,9 +188,8 @@ class Registry:
 
         Models and optimizers are asked themselves.  Others are not: a ``state_dict()`` of the user's own may have effects.
         """
-        out = {
-            key: value for key, value in given.items() if not key.startswith(tuple(f"{one}.state." for one in self.optimizers))
-        }
+        asked = tuple(f"{one}.state." for one in self.optimizers)
+        out = {key: value for key, value in given.items() if not key.startswith(asked)}
         for label, model in self.models.items():
             entries = fqn.model_entries(label, model).items()
             out.update({key: value.detach() for key, (_, value) in entries if isinstance(value, torch.Tensor)})
