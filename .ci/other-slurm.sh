@@ -84,6 +84,7 @@ libraries.add("/etc/python%d.%d" % sys.version_info[:2])  # where Debian has the
 print(*(one for one in names if not one.startswith(sys.prefix + os.sep)), os.path.realpath(name), *libraries, sys.prefix, sep="\n")
 ')
   # A process table of its own: what is left of a killed run goes with it, and nobody else is there to be hurt.
-  exec unshare --mount --pid --fork --kill-child --propagation private \
+  # What sets itself up in there (the demo does) takes these packages, whatever other environments this machine has.
+  SLURM_RESILIENCE_VENV=$(dirname -- "$(dirname -- "$python")") exec unshare --mount --pid --fork --kill-child --propagation private \
     bash "$tree/.ci/enter-root.sh" "$root" "$tree" "$binds" "$@"
 }
