@@ -23,6 +23,6 @@ REFERENCES = (
     ),
     Reference("preemption", "plain scontrol requeue", 140.0, "to running only, idle cluster, Slurm 22.05.8, median of 20"),
     Reference(
-        "rank_crash", "NVRx ft_launcher 0.4.1", 4.3, "script that imports FSDP2 and DCP, two cores, median of 6; torchrun 4.4 s"
+        "rank_crash", "NVRx ft_launcher 0.4.1", 2.1, "script that imports FSDP2 and DCP, two cores, median of 6; torchrun 2.3 s"
     ),
 )
