@@ -212,6 +212,9 @@ class Narrator:
     def _rank_exited_early(self, event: Mapping[str, Any]) -> str:
         return f"{_who(event)} left with code 0{_at(event)} while others go on"
 
+    def _died_at_exit(self, event: Mapping[str, Any]) -> str:
+        return f"{_who(event)} died of {event['signal']} in the teardown of its interpreter, after its script had ended well"
+
     def _left_unfinished(self, event: Mapping[str, Any]) -> str:
         return (
             f"warning: the script ended with code 0{_at(event)}, before the last step of run.steps() and without run.finish(): "

@@ -58,6 +58,11 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
     "launched_cold": Meaning("A node's ranks were not forked but started anew.", ("node", "reason")),
     "ranks_launched": Meaning("Every node has started its ranks.", ("world", "warm", "seconds", "pids")),
     "rank_exited_early": Meaning("A rank ended with code 0 before its work was done.", ("node", "rank", "step")),
+    "died_at_exit": Meaning(
+        "A rank died of a signal in the teardown of its interpreter, when its script had ended and its work was saved: that "
+        "counts as an end with code 0.",
+        ("node", "rank", "step", "signal", "tail"),
+    ),
     "left_unfinished": Meaning(
         "All ranks ended with code 0 in the middle of run.steps(), without run.finish(): the run counts as complete, and what "
         "was done since its last checkpoint is saved nowhere.",

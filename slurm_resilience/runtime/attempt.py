@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from slurm_resilience.config import LimitsConfig
@@ -19,6 +20,8 @@ from slurm_resilience.runtime.unseen import Unseen
 
 # An agent that dialled again sends what it had kept for us; a rank that it no longer has gets this long to be explained.
 _EXPLAIN_S = 1.0
+# Libraries abort or crash when they are taken down while their threads still run.
+_TEARDOWN = frozenset({"SIGABRT", "SIGSEGV"})
 _LAST_WORDS_S = 1.0
 # Ranks of a script without a Run end with code 0 one after the other; a longer gap than this is worth an event.
 _EARLY_S = 5.0
@@ -256,6 +259,11 @@ class Attempt:
     def _saw_exit(self, node: str, end: m.Exit, now: float) -> list[Note]:
         if end.rank in self.exits:
             return []
+        notes: list[Note] = []
+        if end.signal in _TEARDOWN and self.facts.said_by(end.rank, "script_ended"):
+            fields = {"node": node, "rank": end.rank, "step": end.step, "signal": end.signal, "tail": end.tail[-3:]}
+            notes.append(("died_at_exit", fields, end.t))
+            end = replace(end, code=0, signal="")
         self.exits[end.rank] = end
         self.step = max(self.step, end.step)
         self._progress.pop(end.rank, None)
@@ -266,7 +274,9 @@ class Attempt:
                 )
             return []
         if end.done or self.all_ended:
-            return [("left_unfinished", {"step": self.step, "ranks": self.world}, None)] if self._left_unfinished() else []
+            if self._left_unfinished():
+                notes.append(("left_unfinished", {"step": self.step, "ranks": self.world}, None))
+            return notes
         self.evidence.left(t=end.t, node=node, rank=end.rank)
         if self._left_early_at is None:
             self._left_early_at = now

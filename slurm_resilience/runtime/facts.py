@@ -13,6 +13,8 @@ Note = tuple[str, dict[str, Any], float | None]
 
 # Said by every rank, written once, when the last of them has said it.
 _TOGETHER = frozenset({"resumed", "started_fresh", "first_step", "finished", "stopped"})
+# Kept for what the rank does next, and written nowhere.
+_KEPT = frozenset({"script_ended"})
 _ENVELOPE = frozenset({"v", "seq", "t", "restart", "attempt", "event"})
 _WORD = re.compile(r"[a-z][a-z0-9_]{0,40}")
 _MOST_TRACEBACK_CHARS = 8000
@@ -33,6 +35,10 @@ class Facts:
         """How many ranks have said this."""
         return len(self._said.get(kind, ()))
 
+    def said_by(self, rank: int, kind: str) -> bool:
+        """This rank has said this."""
+        return rank in self._said.get(kind, ())
+
     def said_by_all(self, kind: str) -> bool:
         """Every rank has said this."""
         return len(self._said.get(kind, ())) == self._world
@@ -44,12 +50,12 @@ class Facts:
 
     def hear(self, node: str, fact: Fact) -> list[Note]:
         """Note a fact of this attempt; what is to be written because of it."""
-        if fact.fact not in _TOGETHER:
+        if fact.fact not in _TOGETHER | _KEPT:
             return [quote(node, fact)]
         said = self._said.setdefault(fact.fact, {})
         complete = len(said) == self._world
         said[fact.rank] = fact
-        if complete or len(said) < self._world:
+        if fact.fact in _KEPT or complete or len(said) < self._world:
             return []
         fields = _clean(said[min(said)].fields)
         seconds = [each.fields.get("seconds") for each in said.values()]

@@ -6,6 +6,7 @@ the same commands can read the run; orders then come from signals.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
 import logging
 import os
@@ -93,10 +94,12 @@ class AgentLink:
             return time.monotonic() >= self._not_before_s and self._tell()
 
     def done(self) -> None:
-        """Say so on the page, after a last try to tell what is left."""
+        """Say so on the page, after a last try to tell what is left; and, at the end of the program, that it has come to it."""
         with self._telling:
             self._tell()
         self._page.done()
+        # What goes wrong after that, in the teardown of a library, is no failure of the training.
+        atexit.register(self.send, "script_ended")
 
     def _tell(self) -> bool:
         while self._untold:

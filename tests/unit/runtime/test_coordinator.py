@@ -285,6 +285,21 @@ def test_a_run_that_all_ranks_leave_in_the_middle_is_complete_but_not_without_a_
     assert not unfinished or stage.last("left_unfinished")["step"] == 10
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_a_rank_that_dies_in_the_teardown_after_its_script_has_ended_is_no_failure(told: bool) -> None:
+    stage = Stage(2).running()
+    if told:
+        stage.fact("n1", 0, "script_ended")
+    stage.everywhere("finished", step=10)
+    stage.kill_rank("n1", code=-6, signal="SIGABRT", done=True, rank=0)
+    stage.finish_ranks(fact=None)
+    stage.pass_(1)
+    assert stage.count("died_at_exit") == told
+    assert stage.count("fault_detected") == (not told)
+    assert stage.count("script_ended") == 0
+    assert not told or stage.exit_code == ExitCode.OK
+
+
 def test_one_that_leaves_early_is_reported_and_the_others_are_not_waited_for_for_ever() -> None:
     stage = Stage(2, limits={"init_s": 60.0}).running()
     for agent in stage.agents.values():
