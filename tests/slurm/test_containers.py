@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import slurm_resilience
 from slurm_resilience.sandbox import Sandbox
 from tests.slurm.test_templates import Submit, ends_well, events, submit, survive
 
@@ -38,7 +39,8 @@ def image() -> Path:
 
 
 def test_ranks_in_a_container_survive(image: Path, sandbox: Sandbox, shared: Path, submit: Submit) -> None:
-    seen = [str(TREE), sys.prefix, str(shared)]  # /tmp and /dev/shm are seen inside as they are
+    installed = Path(slurm_resilience.__file__).parents[1]  # of an editable installation, maybe another checkout
+    seen = sorted({str(TREE), str(installed), sys.prefix, str(shared)})  # /tmp and /dev/shm are seen inside as they are
     for folder in seen:
         (image / folder.lstrip("/")).mkdir(parents=True, exist_ok=True)
     rank = shared / "inside.py"
