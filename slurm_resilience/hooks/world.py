@@ -13,7 +13,6 @@ from .child import PATH
 
 VERSION = 1
 MOST_BYTES = 1 << 20  # of a configuration; of its compiled form, with what slurm.conf promises of thousands of nodes, more
-MOST_BYTES = 1 << 20  # of a configuration; of its compiled form, with what slurm.conf promises of thousands of nodes, more
 FALLBACK_STATE = "/run/slurm-resilience"  # when /var is full or read-only
 NOWHERE = "/dev/null/none"  # when that is not there either: every write to it fails, and is recorded by syslog
 BOOT_ID = "/proc/sys/kernel/random/boot_id"

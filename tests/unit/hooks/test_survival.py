@@ -137,33 +137,43 @@ def test_our_own_code_is_broken(places: Places) -> None:
     assert "ended with code 1" in errors(call(places))
 
 
-def test_state_on_a_full_disk(places: Places) -> None:
+@pytest.fixture
+def job_without_state() -> Iterator[tuple[dict[str, str], Path]]:
+    """The environment of a job on a node of this test's own, and where its record goes when the state takes none.
+
+    That folder is the machine's: tests run beside each other and may not clear it from under one another.
+    """
+    node = f"n1-{os.getpid()}"
+    fallback = Path("/run/slurm-resilience", node)
+    shutil.rmtree(fallback, ignore_errors=True)
+    yield {**JOB, "SLURMD_NODENAME": node}, fallback / "ledger.jsonl"
+    shutil.rmtree(fallback, ignore_errors=True)
+
+
+def test_state_on_a_full_disk(places: Places, job_without_state: tuple[dict[str, str], Path]) -> None:
     """The record goes to /run and to syslog; the checks are made all the same."""
+    job, fallback = job_without_state
     shutil.rmtree(places.state)
     places.state.mkdir(mode=0o700)
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,mode=700", "none", str(places.state)], check=False).returncode:
         pytest.skip("not run: may not mount here")
     try:
         (places.state / "full").write_bytes(b"x" * 4096)
-        fallback = Path("/run/slurm-resilience/n1/ledger.jsonl")
-        before = len(ledger.entries(str(fallback)))
-        call(places)
-        assert "state is elsewhere" in errors(ledger.entries(str(fallback))[before:])
-    finally:
-        subprocess.run(["umount", str(places.state)], check=True)
-        shutil.rmtree("/run/slurm-resilience", ignore_errors=True)
-
-
-def test_state_on_a_read_only_disk(places: Places) -> None:
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", str(places.state)], check=False).returncode:
-        pytest.skip("not run: may not mount here")
-    try:
-        fallback = Path("/run/slurm-resilience/n1/ledger.jsonl")
-        call(places)
+        call(places, env=job)
         assert "state is elsewhere" in errors(ledger.entries(str(fallback)))
     finally:
         subprocess.run(["umount", str(places.state)], check=True)
-        shutil.rmtree("/run/slurm-resilience", ignore_errors=True)
+
+
+def test_state_on_a_read_only_disk(places: Places, job_without_state: tuple[dict[str, str], Path]) -> None:
+    job, fallback = job_without_state
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", str(places.state)], check=False).returncode:
+        pytest.skip("not run: may not mount here")
+    try:
+        call(places, env=job)
+        assert "state is elsewhere" in errors(ledger.entries(str(fallback)))
+    finally:
+        subprocess.run(["umount", str(places.state)], check=True)
 
 
 @pytest.mark.parametrize(
