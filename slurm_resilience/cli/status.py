@@ -81,6 +81,8 @@ def _look(word: str) -> tuple[_Seen, JobRecord | None]:
             remedy="give the folder that `slurm-resilience run` names in its first line, or a job id",
         )
     seen = _see(folder)
+    # Before its first start only the submission knows what the run is in Slurm.
+    seen.standing.job_id = seen.standing.job_id or _submitted_as(folder)
     if record is None and seen.standing.job_id.partition("_")[0].isdigit() and not seen.standing.over:
         record = _ask(seen.standing.job_id, folder)
     if record is not None and record.state.ended and not seen.standing.over:
@@ -93,9 +95,14 @@ def _look(word: str) -> tuple[_Seen, JobRecord | None]:
 
 def _newer_job(folder: Path, old: str) -> JobRecord | None:
     """The job that the run was submitted as again, by itself or by its user, if no supervisor of it has spoken yet."""
-    document = read_json(folder / "job.json")
-    job_id = str(document.get("job_id") or "") if isinstance(document, dict) else ""
+    job_id = _submitted_as(folder)
     return _ask(job_id, folder) if job_id.partition("_")[0].isdigit() and job_id != old else None
+
+
+def _submitted_as(folder: Path) -> str:
+    """The job that was last submitted for the run, "" for one that is not in Slurm."""
+    document = read_json(folder / "job.json")
+    return str(document.get("job_id") or "") if isinstance(document, dict) else ""
 
 
 def _look_at_the_queue(standing: Standing, record: JobRecord) -> None:

@@ -173,6 +173,26 @@ def test_a_job_that_was_cancelled_in_the_queue_is_not_queued(
     assert ("submit again" in " ".join(capsys.readouterr().out.split())) is (doing == "unsupervised")
 
 
+@pytest.mark.parametrize(
+    ("state", "job", "now"),
+    [
+        ("PENDING", "7, PENDING (Resources)", "now queued"),
+        ("CANCELLED", "7, CANCELLED (Resources)", "now unsupervised"),
+    ],
+)
+def test_a_run_that_has_never_started_shows_its_job_and_why_it_waits(
+    state: str, job: str, now: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.json").write_text(json.dumps({"v": 1, "run_id": "r-1", "argv": ["python", "train.py"]}))
+    (tmp_path / "job.json").write_text(json.dumps({"v": 1, "job_id": "7"}))
+    waits = record(tmp_path, state=state, reason="Resources", command=str(tmp_path / "call" / "submission.sh"))
+    monkeypatch.setattr("slurm_resilience.slurm.client.CommandClient.job", lambda self, job_id: {"7": waits}[job_id])
+    assert main(["status", str(tmp_path)]) == ExitCode.OK
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"job {job}" in shown
+    assert now in shown
+
+
 def test_a_run_that_was_submitted_again_is_queued_as_its_new_job(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
