@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -121,6 +122,14 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
         Stage(base / "cold", warm=False, **patient) as cold,
     ):
         yield Ways(warm, cold)
+
+
+@pytest.fixture(autouse=True)
+def _hangup_as_in_a_job() -> Iterator[None]:
+    """Under nohup the interpreter inherits that SIGHUP is ignored; ranks begin with Python's own handlers wherever they are."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
