@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from slurm_resilience.observe.duration import short
-from slurm_resilience.observe.incidents import faults, numbered, still_open
+from slurm_resilience.observe.incidents import faults, moves, numbered, still_open
 
 if TYPE_CHECKING:
     from slurm_resilience.observe.standing import Standing
@@ -142,7 +142,14 @@ def _incidents(standing: Standing) -> list[Row]:
     earlier = len(found) - len(out)
     if earlier:
         out.append(("", f"and {earlier} earlier; `slurm-resilience explain` tells about each"))
-    return out or [("incidents", "none")]
+    out = out or [("incidents", "none")]
+    moved = moves(standing.incidents)
+    if moved:
+        last, often = moved[-1], f", the last of {len(moved)} times" if len(moved) > 1 else ""
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(last.t))
+        end = last.outcome(open_=still_open(standing.incidents, last, over=standing.over))
+        out.append(("requeued", f"{stamp}{often}: {last.detail.partition(';')[0]}: {end}"))
+    return out
 
 
 def many(count: int, noun: str) -> str:

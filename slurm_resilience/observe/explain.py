@@ -31,6 +31,7 @@ MEANS = {
     "preemption": "Slurm took the nodes for another job",
     "time_limit": "the job's time was nearly over",
     "cancelled": "somebody ended the job",
+    "requeued": "somebody put the job back into the queue",
     SUPERVISOR_LOST: "the supervisor died and was started again",
     "unknown": "an end that nobody explained",
 }

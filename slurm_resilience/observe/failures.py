@@ -9,11 +9,12 @@ from slurm_resilience.errors import Cause
 # The supervisor died while its ranks ran, and another one took its place in the same allocation.  No budget counts it, so it is
 # no :class:`Cause`; every view of a run names it so.
 SUPERVISOR_LOST = "supervisor_lost"
+_ON_PURPOSE = frozenset({Cause.CANCELLED.value, Cause.REQUEUED.value})
 
 
 def is_fault(cause: str) -> bool:
-    """Something went wrong.  What somebody ended on purpose is an ending: there is nothing to come back from."""
-    return cause != Cause.CANCELLED.value
+    """Something went wrong.  What somebody did on purpose, an end or a move to other nodes, is none."""
+    return cause not in _ON_PURPOSE
 
 
 @dataclass(frozen=True)

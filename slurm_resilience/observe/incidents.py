@@ -70,7 +70,7 @@ class Incident:
 
     @property
     def fault(self) -> bool:
-        """False for what somebody ended on purpose."""
+        """False for what somebody ended, or moved to other nodes, on purpose."""
         return is_fault(self.cause)
 
     @property
@@ -94,7 +94,7 @@ class Incident:
             return f"back in {short(self.seconds)}"
         if self.went_on:
             return "all ranks had gone on"
-        if not self.fault:
+        if not self.fault and self.cause != Cause.REQUEUED.value:
             return "ended on purpose"
         if self.recovered:
             return "back, and complete"
@@ -110,6 +110,11 @@ class Incident:
 def faults(incidents: Iterable[Incident]) -> list[Incident]:
     """Those that went wrong, without what was ended on purpose: what is meant wherever incidents are counted."""
     return [incident for incident in incidents if incident.fault]
+
+
+def moves(incidents: Iterable[Incident]) -> list[Incident]:
+    """Those in which somebody put the job back into the queue."""
+    return [incident for incident in incidents if incident.cause == Cause.REQUEUED.value]
 
 
 def numbered(incidents: Iterable[Incident]) -> list[tuple[int | None, Incident]]:

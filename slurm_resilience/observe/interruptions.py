@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurm_resilience.errors import Cause
-from slurm_resilience.observe.failures import Failure, Trace
+from slurm_resilience.observe.failures import Failure, Trace, is_fault
 from slurm_resilience.observe.incidents import Incident
 
 _CAUSES = frozenset(cause.value for cause in Cause)
@@ -45,7 +45,7 @@ def sorted_out(
         cause = incident.cause if incident is not None else stop.cause
         node = (incident.node or "") if incident is not None else stop.node
         one = Failure(stop.at - start, cause, node, stop.lost_s, stop.requeued, stop.up_at is not None)
-        is_failure = incident.fault if incident is not None else cause in _CAUSES and cause != Cause.CANCELLED.value
+        is_failure = incident.fault if incident is not None else cause in _CAUSES and is_fault(cause)
         if is_failure:
             failures.append(one)
         elif one.back:

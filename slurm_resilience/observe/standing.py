@@ -145,6 +145,7 @@ class Observer:
         self._trains_since: float | None = None
         self._left_out: dict[str, str] = {}
         self._load_s: float | None = None
+        self._warned = ""
         self.standing.incidents = self._incidents.all
 
     def apply(self, event: _Event) -> None:
@@ -219,6 +220,7 @@ class Observer:
     # --- attempts ------------------------------------------------------------------------------------------------------
 
     def _attempt_started(self, event: _Event) -> None:
+        self._warned = ""
         now, names = self.standing, {str(name) for name in event.get("nodes") or ()}
         now.world, now.plan = int(event.get("world") or 0), event.get("plan") or {}
         for name in names:
@@ -283,7 +285,8 @@ class Observer:
         self._do(event, "stopping", f"{event.get('signal')} came; the ranks save and end")
 
     def _warning_explained(self, event: _Event) -> None:
-        self._do(event, "stopping", f"{event.get('cause')} ({event.get('detail')}); the ranks save and end")
+        self._warned = f"{event.get('cause')} ({event.get('detail')})"
+        self._do(event, "stopping", f"{self._warned}; the ranks save and end")
 
     def _decided(self, event: _Event) -> None:
         self._left_out = left_out(str(event.get("reason", "")))
@@ -295,7 +298,8 @@ class Observer:
         self._do(event, "requeueing", "Slurm is asked for a new allocation")
 
     def _requeue_done(self, event: _Event) -> None:
-        self._do(event, "queued", "Slurm has the job back in its queue")
+        why = f": {self._warned}" if self._warned else ""
+        self._do(event, "queued", f"Slurm has the job back in its queue{why}")
 
     def _requeue_failed(self, event: _Event) -> None:
         self._do(event, "requeueing", f"Slurm did not requeue the job: {event.get('reason')}")

@@ -16,13 +16,12 @@ from slurm_resilience._clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.runtime.reshape import reshape
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.slurm.failures import CommandTimeout, ControllerUnreachable, RequeueDisabled
-from slurm_resilience.slurm.mark import Marks
+from slurm_resilience.slurm.mark import BY_HAND, Marks
 from slurm_resilience.slurm.patient import Patient
 from slurm_resilience.slurm.records import JobRecord
 from slurm_resilience.slurm.states import JobState
 from slurm_resilience.slurm.watch import SETTLED_S
 
-_HOLDER = "by-hand"
 _LOOK_EVERY_S = 0.4
 # Orphans are swept after 30 s: the mark is renewed well before.
 _RENEW_S = 10.0
@@ -70,7 +69,7 @@ def move(
     """
     job_id, until = record.job_id, clock.monotonic() + within_s
     slurm = Patient(client, job_id, until=clock.monotonic() + 30.0, clock=clock)
-    marks = Marks.read(record.comment).held_by(_HOLDER, clock.time())
+    marks = Marks.read(record.comment).held_by(BY_HAND, clock.time())
     slurm.wish("mark", Comment=str(marks))
     if record.state.waiting:
         slurm.must("hold", lambda: client.hold(job_id))
@@ -108,7 +107,7 @@ def _wait_until_pending(slurm: Patient, marks: Marks, until: float, clock: Clock
         if record is not None and record.state is not JobState.COMPLETING and not record.state.running:
             return record
         if clock.monotonic() >= renew_at:
-            slurm.wish("mark", Comment=str(marks.held_by(_HOLDER, clock.time())))
+            slurm.wish("mark", Comment=str(marks.held_by(BY_HAND, clock.time())))
             renew_at = clock.monotonic() + _RENEW_S
         time.sleep(_LOOK_EVERY_S)
     return None

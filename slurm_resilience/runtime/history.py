@@ -15,7 +15,9 @@ from slurm_resilience.runtime.suspects import speaks_of_node, suspects
 
 # Ends that the ranks had no part in.  SIGKILL comes from an administrator or from the kernel's memory killer, and nobody
 # can tell which: the checkpoint store believes it only so often.
-_FROM_OUTSIDE = frozenset({"node_lost", "node_drained", "launch_failed", "preemption", "time_limit", "cancelled", "unknown"})
+_FROM_OUTSIDE = frozenset(
+    {"node_lost", "node_drained", "launch_failed", "preemption", "time_limit", "cancelled", "requeued", "unknown"}
+)
 _EXCUSES_KEPT = 20
 # What a supervisor says when it ends by itself.
 _LAST_WORDS = frozenset({"requeue_done", "run_failed", "run_completed", "job_ended_for_batch_host"})

@@ -62,7 +62,7 @@ class Decision:
 
 def budget_of(cause: Cause, budgets: BudgetConfig) -> int | None:
     """How often a cause may strike without progress; None where it is free."""
-    if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CANCELLED, Cause.NODE_DRAINED):
+    if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CANCELLED, Cause.REQUEUED, Cause.NODE_DRAINED):
         return None
     if cause in (Cause.CONFIG_ERROR, Cause.APP_ERROR):
         return 0

@@ -5,7 +5,8 @@ requeue alike.  What tells them apart is the controller's record at that moment:
 
     RUNNING,    PreemptTime set                    preempted, in its grace period; EndTime is the deadline
     RUNNING,    EndTime near                       time limit coming (the warning of --signal)
-    Restarts    one higher than ours               the controller has requeued already: preemption, lost node or by hand
+    Restarts    one higher than ours               the controller has requeued already: preemption, lost node or by hand;
+                                                   Comment with the mark of `slurm-resilience requeue`: that
     COMPLETING, Restarts unchanged                 Reason=TimeLimit: time limit; PreemptTime set where PreemptMode is
                                                    CANCEL: preempted for good; otherwise somebody cancelled it
     CANCELLED                                      cancelled
@@ -24,6 +25,7 @@ from slurm_resilience._clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import Cause, SlurmError
 from slurm_resilience.slurm.client import AccountingRecord, SlurmClient
 from slurm_resilience.slurm.failures import CommandTimeout, ControllerUnreachable, NoSuchJob
+from slurm_resilience.slurm.mark import BY_HAND, Marks
 from slurm_resilience.slurm.preemption import ask_preemption
 from slurm_resilience.slurm.records import JobRecord, NodeRecord
 from slurm_resilience.slurm.reservations import Reservation, next_maintenance
@@ -176,17 +178,23 @@ def _why_requeued(
     """After the requeue Slurm up to 22.05 shows the same record for every reason; others must tell."""
     if record.failed_node:
         return Cause.NODE_LOST, f"{seen}, FailedNode={record.failed_node}"
+    if Marks.read(record.comment).holder == BY_HAND:
+        return Cause.REQUEUED, f"moved by `slurm-resilience requeue`; {seen}"
     closed = [entry for entry in history if entry.state.ended or entry.state is JobState.REQUEUED]
     if 0 <= restart_count < len(closed):
         last = closed[restart_count]
         if last.state in (JobState.PREEMPTED, JobState.NODE_FAIL):
             return _OF_STATE[last.state], f"{seen}, accounting has {last.state} for that run"
         if last.state is JobState.REQUEUED:
-            return Cause.UNKNOWN, f"{seen}, accounting has REQUEUED: by `scontrol requeue` or RequeueExit"
+            # RequeueExit, which accounting calls the same, comes after the end of the batch script: then nobody asks.
+            return Cause.REQUEUED, f"by `scontrol requeue`, of its user or an admin; {seen}, accounting has REQUEUED"
     lost = sorted(name for name, node in nodes.items() if node.lost)
     if lost:
         return Cause.NODE_LOST, f"{seen}, {','.join(lost)} is down or does not answer"
-    return Cause.UNKNOWN, f"{seen}: requeued by the controller, which does not say why"
+    return (
+        Cause.UNKNOWN,
+        f"{seen}: requeued, and Slurm does not say by whom (`scontrol requeue`, or a preemption without GraceTime)",
+    )
 
 
 def _quietly(call: Callable[[], _T], otherwise: _T) -> _T:

@@ -16,6 +16,8 @@ from slurm_resilience.errors import SlurmError
 from slurm_resilience.slurm.nodeset import expand, fold
 
 WORD = "resilient"
+# Who holds a job for `slurm-resilience requeue`.
+BY_HAND = "by-hand"
 _ANY = re.compile(
     r" ?\[slurm-resilience (?:requeue (?P<holder>\S+) at (?P<held_at>\d+)"
     r"|excluded (?P<excluded>\S+) at (?P<excluded_at>\d+)|freed (?P<freed>\d+))\]"

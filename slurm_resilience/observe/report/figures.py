@@ -58,7 +58,7 @@ def timeline(story: Story) -> str:
     free = [0.0, 0.0]  # up to where each of the two rows of labels is taken
     for number, incident in numbered(story.incidents):
         at = x(incident.t)
-        brief = f"{number}" if number is not None else "end"
+        brief = f"{number}" if number is not None else "moved" if incident.cause == "requeued" else "end"
         where = f" on {incident.node}" if incident.node else ""
         words = f"{brief}. {incident.cause}{where}" if number is not None else incident.cause
         parts.append(f'<path class="flag" d="M{at:.1f} 44V{bottom - gap}"><title>{escape(words)}</title></path>')

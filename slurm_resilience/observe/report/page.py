@@ -8,7 +8,7 @@ from typing import Any
 
 from slurm_resilience import __version__
 from slurm_resilience.observe.duration import short
-from slurm_resilience.observe.incidents import PHASES, Incident, faults, numbered, still_open
+from slurm_resilience.observe.incidents import PHASES, Incident, faults, moves, numbered, still_open
 from slurm_resilience.observe.references import REFERENCES
 from slurm_resilience.observe.report import figures
 from slurm_resilience.observe.report.story import Story
@@ -55,6 +55,9 @@ def headline(story: Story) -> str:
     standing, length = story.standing, short(story.end - story.start)
     number = len(faults(story.incidents))
     through = f"through {number} incident{'s' if number != 1 else ''} ({_causes(story)})" if number else "without an incident"
+    moved = len(moves(story.incidents))
+    if moved:
+        through += f" and {'one requeue' if moved == 1 else f'{moved} requeues'} by hand"
     if standing.doing == "complete":
         return f"Complete at step {standing.step} after {length}, {through}."
     step = standing.step if standing.step is not None else 0

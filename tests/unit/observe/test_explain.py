@@ -6,9 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from slurm_resilience.cli import main
+from slurm_resilience.config import BudgetConfig
+from slurm_resilience.errors import Cause
+from slurm_resilience.observe.events import read_events
 from slurm_resilience.observe.explain import explain, stories
 from slurm_resilience.observe.explain_page import page
+from slurm_resilience.runtime.history import History
+from slurm_resilience.runtime.policy import budget_of
 
 T = 1_800_000_000.0
 
@@ -206,3 +213,50 @@ def test_a_checkpoint_that_was_passed_over_is_told(tmp_path: Path, capsys: Any) 
     assert "checkpoint step-12 was passed over: its manifest is torn" in page(explain(folder)[0], number=1, of=1)
     assert main(["explain", str(folder), "step-12"]) == 0
     assert "attempt 2 passed it over, because its manifest is torn" in " ".join(capsys.readouterr().out.split())
+
+
+MOVED = [
+    {"event": "ranks_launched", "world": 2},
+    {"event": "first_step", "step": 1},
+    {"event": "warning_received", "signal": "SIGTERM", "source": "n2"},
+    {
+        "event": "warning_explained",
+        "cause": "requeued",
+        "detail": "moved by `slurm-resilience requeue`; Restarts=1",
+        "requeued": True,
+    },
+    {"event": "attempt_stopped", "cause": "requeued"},
+    {"event": "requeue_done"},
+]
+BACK = [
+    {"event": "allocation_started", "nodes": ["n3"], "restart": 1},
+    {"event": "attempt_started", "attempt": 2, "nodes": ["n3"], "world": 2},
+    {"event": "first_step", "attempt": 2, "step": 13},
+]
+
+
+def test_who_moved_the_run_by_hand_is_told_everywhere_and_is_no_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = run(tmp_path / "moved", *MOVED)
+    (tmp_path / "moved" / "run.json").write_text(
+        '{"v": 1, "run_id": "r", "argv": ["x"], "config": {"budgets": {"node_lost": 2}}}'
+    )
+    assert main(["status", str(folder)]) == 0
+    waiting = " ".join(capsys.readouterr().out.split())
+    assert "back in its queue: requeued (moved by `slurm-resilience requeue`" in waiting
+    run(folder, *MOVED, *BACK)
+    assert main(["status", str(folder)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "incidents none" in shown
+    assert "moved by `slurm-resilience requeue`: back in 6" in shown
+    assert main(["explain", str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("Moved on purpose: requeued")
+    assert "somebody put the job back into the queue" in told
+    assert main(["report", str(folder), "--output", str(folder / "report.html")]) == 0
+    capsys.readouterr()
+    assert "without an incident and one requeue by hand" in (folder / "report.html").read_text()
+    history = History.replay(read_events(folder))
+    assert history.faults == []
+    assert budget_of(Cause.REQUEUED, BudgetConfig()) is None

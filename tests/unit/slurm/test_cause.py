@@ -74,12 +74,25 @@ def history(*states: JobState) -> list[AccountingRecord]:
     [
         ((JobState.PREEMPTED, JobState.PENDING), Cause.PREEMPTION),
         ((JobState.NODE_FAIL, JobState.PENDING), Cause.NODE_LOST),
-        ((JobState.REQUEUED, JobState.PENDING), Cause.UNKNOWN),
+        ((JobState.REQUEUED, JobState.PENDING), Cause.REQUEUED),
         ((JobState.RUNNING,), Cause.UNKNOWN),  # accounting lags: our run is not closed yet
     ],
 )
 def test_accounting_tells_why_it_was_requeued(states: tuple[JobState, ...], cause: Cause) -> None:
     assert judge(job("job-requeued-completing.txt"), 0, now=0.0, history=history(*states))[0] is cause
+
+
+def test_a_requeue_of_ours_by_hand_is_known_by_its_mark() -> None:
+    record = job("job-requeued-completing.txt")
+    marked = dataclasses.replace(record, comment="resilient [slurm-resilience requeue by-hand at 1700000000]")
+    cause, detail = judge(marked, 0, now=0.0)
+    assert cause is Cause.REQUEUED
+    assert detail.startswith("moved by `slurm-resilience requeue`;")
+    other = dataclasses.replace(record, comment="resilient [slurm-resilience requeue r1-c2 at 1700000000]")
+    assert judge(other, 0, now=0.0)[0] is Cause.UNKNOWN  # a supervisor's own requeue says nothing about why
+    assert judge(dataclasses.replace(marked, failed_node="n4"), 0, now=0.0)[0] is Cause.NODE_LOST
+    still = dataclasses.replace(marked, restarts=0, state=JobState.RUNNING)
+    assert judge(still, 0, now=0.0)[0] is not Cause.REQUEUED
 
 
 def test_an_older_run_of_the_job_does_not_answer_for_this_one() -> None:
