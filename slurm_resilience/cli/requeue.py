@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from slurm_resilience.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
+    from slurm_resilience.slurm.client import SlurmClient
     from slurm_resilience.slurm.records import JobRecord
 
 
@@ -42,7 +43,7 @@ def execute(args: argparse.Namespace) -> int:
 
     nodes, exclude = _range(args.nodes), expand(args.exclude)
     client = CommandClient()
-    record = client.job(_job_id(args.job))
+    record = _record(client, args.job)
     why = refusal(record)
     if why:
         raise ConfigError(f"Job {record.job_id} is not requeued: {why}", evidence=_seen(record))
@@ -67,9 +68,16 @@ def execute(args: argparse.Namespace) -> int:
     return ExitCode.OK if done.ok else ExitCode.LAUNCH_FAILED
 
 
-def _job_id(text: str) -> str:
+def _record(client: SlurmClient, text: str) -> JobRecord:
+    """The job that is meant: of a run folder the one at work, else the one that was last submitted for it."""
+    from slurm_resilience.submit.at_work import at_work
+
     if re.fullmatch(r"\d+(_\d+|\+\d+)?", text):
-        return text
+        return client.job(text)
+    return next(iter(at_work(client, Path(text))), None) or client.job(_job_id(text))
+
+
+def _job_id(text: str) -> str:
     from slurm_resilience._atomic import read_json
 
     for name in ("job.json", "supervisor.json"):

@@ -24,6 +24,7 @@ from slurm_resilience.slurm.client import CommandClient, SlurmClient
 from slurm_resilience.slurm.environment import submission_environment
 from slurm_resilience.slurm.failures import CommandTimeout
 from slurm_resilience.slurm.waiting import sweep
+from slurm_resilience.submit.at_work import refuse_a_second
 from slurm_resilience.submit.folders import check_folder, new_run_dir
 from slurm_resilience.submit.job import ResilientJob
 from slurm_resilience.submit.parameters import SlurmRequest, settle
@@ -33,6 +34,8 @@ from slurm_resilience.submit.snapshot import Source, next_place, take
 
 # sbatch itself waits for a busy controller; killing it early would leave the question open whether the job was queued.
 _SBATCH_TIMEOUT_S = 120.0
+# A question whose answer is of use, and not needed.
+_ASK_TIMEOUT_S = 5.0
 
 
 class ResilientExecutor(SlurmExecutor):
@@ -64,6 +67,7 @@ class ResilientExecutor(SlurmExecutor):
         super().__init__(check_folder(folder))
         self.config = config or ResilienceConfig()
         self._client = client or CommandClient(timeout_s=_SBATCH_TIMEOUT_S)
+        self._asks = client or CommandClient(timeout_s=_ASK_TIMEOUT_S)
         self._python = python or sys.executable
         self._own_names = tuple(own_names)
         self._snapshot = snapshot
@@ -124,10 +128,13 @@ class ResilientExecutor(SlurmExecutor):
         return render(self.header(log_pattern(run_dir)), self._settings(run_dir, work, self._code(run_dir)))
 
     def submit_work(self, work: Work, *, run_dir: Path | None = None) -> ResilientJob[Any]:
-        """Queue it.  ``run_dir``: the run's own folder; one that holds a run already goes on.
+        """Queue it.  ``run_dir``: the run's own folder; one that holds a run already goes on, unless a job of it is in Slurm.
 
         Raises :class:`ConfigError` before anything is queued, :class:`SubmitError` when Slurm refuses.
         """
+        if run_dir is not None:
+            dependency = str(self._request.options.get("dependency", ""))
+            refuse_a_second(self._asks, run_dir, dependency=dependency, name=self.job_name)
         was_there = run_dir is not None and os.path.exists(run_dir)
         path = run_dir or new_run_dir(self.folder, self.job_name)
         code = None

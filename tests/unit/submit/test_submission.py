@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import threading
@@ -16,10 +17,13 @@ from slurm_resilience import ResilienceConfig, submit_resilient
 from slurm_resilience.errors import ConfigError, SlurmError, SubmitError
 from slurm_resilience.slurm.client import CommandClient
 from slurm_resilience.slurm.failures import CommandTimeout
+from slurm_resilience.slurm.records import JobRecord
+from slurm_resilience.slurm.states import JobState
 from slurm_resilience.submit.api import merge_config
 from slurm_resilience.submit.executor import ResilientExecutor
 from slurm_resilience.submit.job import ResilientJob
 from slurm_resilience.submit.payload import CallFolder
+from tests.unit.slurm.recordings import job as recorded
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*local to each node")
 
@@ -33,6 +37,7 @@ class Queue(CommandClient):
         self.scripts: list[str] = []
         self.environments: list[dict[str, str]] = []
         self.there: list[set[str]] = []
+        self.command = ""
 
     def submit(self, script: str, options: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> str:
         if self.refusal:
@@ -176,6 +181,26 @@ def test_going_on_with_an_earlier_run_keeps_its_name(plain: Path) -> None:
     assert (again.run_id, again.run_dir) == (first.run_id, first.run_dir)
     assert again.job_id != first.job_id
     assert ResilientJob.from_dir(first.run_dir).job_id == again.job_id
+
+
+def test_a_run_whose_job_waits_is_left_as_it_is(plain: Path) -> None:
+    from slurm_resilience.submit.prepare import Work
+
+    class Waiting(Queue):
+        def job(self, job_id: str) -> JobRecord:
+            found = recorded("job-running.txt")
+            return dataclasses.replace(found, job_id=job_id, command=self.command, state=JobState.PENDING)
+
+    queue = Waiting()
+    executor = ResilientExecutor(plain, client=queue)
+    first = executor.submit_work(Work(command=("python", "train.py")))
+    queue.command = str(first.run_dir / "call" / "submission.sh")
+    before = {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError, match="has a job in Slurm already, 101"):
+        executor.submit_work(Work(command=("python", "other.py")), run_dir=first.run_dir)
+    assert {path: path.read_bytes() for path in first.run_dir.rglob("*") if path.is_file()} == before
+    executor.update_parameters(dependency="afterany:101")
+    assert executor.submit_work(Work(command=("python", "other.py")), run_dir=first.run_dir).job_id == "102"
 
 
 def test_the_job_pickles_and_comes_back_from_its_folder(plain: Path) -> None:
