@@ -21,7 +21,7 @@ from slurm_resilience.checkpoint.entry import Entry
 from slurm_resilience.checkpoint.retention import Retention
 from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.errors import CheckpointError, Fenced, NoValidCheckpoint
-from slurm_resilience.integrations.own_file import ready
+from slurm_resilience.integrations.own_file import VARIABLE, ready
 from slurm_resilience.progress.contract import RankContract
 from slurm_resilience.progress.facts import FactSender
 
@@ -45,9 +45,11 @@ class FileKeeper:
         self._home = Path(contract.run_dir) / FOLDER
         self._folder = self._home / f"attempt-{contract.attempt}"
         self.path = self._folder / name
+        self._namesake = Path.cwd() / name  # where a script saves that was never told the path
         self._facts = FactSender(contract.facts, attempt=contract.attempt, rank=rank)
         self._seen: _Stamp | None = None
         self._refused: _Stamp | None = None
+        self._unheard, self._told = _stamp(self._namesake), False
         self._save = 0
         self._resumed: Entry | None = None
         self._end = threading.Event()
@@ -151,6 +153,8 @@ class FileKeeper:
     def _look(self) -> None:
         """Commit a copy of the file when it is new and whole."""
         stamp = _stamp(self.path)
+        if stamp is None and not self._save:
+            self._warn_of_namesake()
         if stamp is None or stamp in (self._seen, self._refused) or not stamp[1] or _being_written(self.path):
             return
         began = time.monotonic()
@@ -173,6 +177,22 @@ class FileKeeper:
         if self._resumed is not None:  # a script that saves again has made use of what it was given
             self._store.mark_verified(self._resumed, f"attempt {self._contract.attempt}: it saved again")
             self._resumed = None
+
+    def _warn_of_namesake(self) -> None:
+        """Say once that the script saves elsewhere, and nothing is kept: its path is fixed in it, as in PyTorch's tutorial."""
+        stamp = _stamp(self._namesake)
+        if stamp in (None, self._unheard) or self._told:
+            return
+        self._told = True
+        error = str(
+            CheckpointError(
+                f"The script saves into {self._namesake}, which is not the file that is kept for it",
+                evidence=f"that file is new and {self.path} is not there",
+                remedy=f"give the script {{checkpoint}} as its path, or have it save into os.environ[{VARIABLE!r}]",
+            )
+        )
+        log.error("%s", error)
+        self._facts.send("checkpoint_failed", step=1, error=error)
 
     def _commit(self, stamp: _Stamp) -> Entry | None:
         draft = self._store.begin(self._save + 1, expected_bytes=stamp[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from slurm_resilience.errors import ConfigError, ResilienceError, SandboxError
+from slurm_resilience.integrations.own_file import PLACEHOLDER, VARIABLE
 from slurm_resilience.observe.events import read_events
 from slurm_resilience.rehearse.verdict import Blow
 from slurm_resilience.rehearse.wish import Wish, words
@@ -212,10 +212,12 @@ def rehearse(stage: Stage, wish: Wish, *, say: Callable[[str], None]) -> list[Bl
     stage.start()
     blows: list[Blow] = []
     since = 0.0
+    if wish.never_told_its_file:
+        say(f"{wish.script.name} is to save into {VARIABLE}: it does not mention that, and --args has no {PLACEHOLDER} either")
     for fault in wish.faults:
         say(f"waiting until the job trains and has a checkpoint, for {fault} …")
         try:
-            _wait(stage, lambda since=since: _has_saved(stage.run_dir, since), wish.within_s, "a checkpoint")  # type: ignore[misc]
+            _wait(stage, lambda since=since: _has_saved(stage.run_dir, since), wish.within_s, "a new checkpoint", say)  # type: ignore[misc]
         except ResilienceError as error:
             blows.append(Blow(fault, 0.0, failed=f"it could not be rehearsed: {error}"))
             break
@@ -226,7 +228,7 @@ def rehearse(stage: Stage, wish: Wish, *, say: Callable[[str], None]) -> list[Bl
             continue
         say(f"{fault}{f' ({blow.where})' if blow.where else ''}")
         try:
-            _wait(stage, lambda at=blow.at: _goes_on(stage.run_dir, at), wish.within_s, "its going on")  # type: ignore[misc]
+            _wait(stage, lambda at=blow.at: _goes_on(stage.run_dir, at), wish.within_s, "its going on", say)  # type: ignore[misc]
         except ResilienceError as error:
             blow = Blow(blow.fault, blow.at, blow.where, failed=str(error))
         blows.append(blow)
@@ -254,18 +256,27 @@ def _goes_on(run_dir: Path, at: float) -> bool:
     )
 
 
-def _wait(stage: Stage, condition: Callable[[], bool], within_s: float, what: str) -> None:
-    deadline = time.monotonic() + within_s
+def _wait(stage: Stage, condition: Callable[[], bool], within_s: float, what: str, say: Callable[[str], None]) -> None:
+    """Also tells of saves that failed meanwhile: they may be all that there is to wait for."""
+    deadline, began = time.monotonic() + within_s, time.time()
+    failed = ""
     while not condition():
+        newest = _failed_save(stage.run_dir, began)
+        if newest and newest != failed:
+            failed = newest
+            say(f"a save failed: {failed}")
         ended = stage.over()
         if ended and not condition():
             raise SandboxError(f"The job is over before {what}", evidence=ended)
         if time.monotonic() > deadline:
+            if failed:
+                raise SandboxError(f"No sign of {what} in {within_s:g} s. {failed}")
             raise SandboxError(f"No sign of {what} in {within_s:g} s", evidence=f"the events in {stage.run_dir}",
                                remedy="--within SECONDS waits longer; does the script save often enough?")  # fmt: skip
         time.sleep(0.2)
 
 
-def forget(stage: Stage) -> None:
-    """Remove the folder of a rehearsal that went well and is not wanted."""
-    shutil.rmtree(stage.run_dir.parent, ignore_errors=True)
+def _failed_save(run_dir: Path, since: float) -> str:
+    events = read_events(run_dir) if run_dir.is_dir() else []
+    said = [event for event in events if event["event"] == "checkpoint_failed" and event["t"] >= since]
+    return str(said[-1].get("error", "")) if said else ""

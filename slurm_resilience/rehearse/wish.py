@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurm_resilience.errors import ConfigError, nearest
+from slurm_resilience.integrations.own_file import PLACEHOLDER, VARIABLE
 
 # fault -> what it is, in the words of the verdict
 FAULTS = {
@@ -44,6 +45,13 @@ class Wish:
     def is_python(self) -> bool:
         """A Python program, which gets a batch script; else it is one itself."""
         return self.script.suffix == ".py"
+
+    @property
+    def never_told_its_file(self) -> bool:
+        """Nothing that can be seen from here tells the script where its checkpoint file is; a module of it still may."""
+        if not self.checkpoint_file or any(PLACEHOLDER in word for word in (*self.args, self.resume_with)):
+            return False
+        return VARIABLE not in self.script.read_text(encoding="utf-8", errors="replace")
 
     @property
     def most_nodes(self) -> int:

@@ -33,9 +33,10 @@ if not first:
 assert bool(resume) == bool(count), (resume, count)
 lives = len(os.listdir("lives"))
 open(f"lives/{lives}", "w").write(str(count))
+# a resume is one once both ranks have said so, and a life counts for the other one too
+while lives < 2 and (not os.path.exists("others") or len(open("others").read()) < lives + 1):
+    time.sleep(0.02)
 if lives == 1:
-    while len(open("others").read()) < 2:  # a resume is one once both ranks have said so
-        time.sleep(0.02)
     os.kill(os.getpid(), signal.SIGKILL)
 while count < 12:
     count += 1
@@ -46,7 +47,7 @@ while count < 12:
             time.sleep(1)  # whoever copies now copies half a file
             os.kill(os.getpid(), signal.SIGKILL)
         file.write(str(count))
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 200
     while max([int(name[5:13]) for name in os.listdir(os.environ["RESILIENCE_CHECKPOINTS"]) if name.startswith("step-")],
               default=0) < count and count < 12 and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -65,7 +66,7 @@ def run(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "slurm_resilience", "run", "--local", "1", "--ranks-per-node", "2", "--run-dir", "run"]
     argv += ["--set", "preload=[]", "--checkpoint-file", "last.pt", "--resume-with", "--resume {checkpoint}", *options]
     argv += ["--", sys.executable, "script.py", "{checkpoint}"]
-    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=400, check=False)
 
 
 def test_it_goes_on_from_its_last_whole_save(folder: Path) -> None:
@@ -101,6 +102,32 @@ def test_what_begins_as_an_archive_and_has_no_end_is_refused(folder: Path) -> No
     failed = [event for event in read_events(folder / "run") if event["event"] == "checkpoint_failed"]
     assert len(failed) == 1
     assert "only a part of a checkpoint" in failed[0]["error"]
+
+
+def test_a_save_into_a_file_of_the_same_name_elsewhere_is_told_once(folder: Path) -> None:
+    """As PyTorch's own tutorial does: the path is fixed in the script."""
+    (folder / "last.pt").write_text("of last week")
+    (folder / "script.py").write_text(
+        "import os, time\n"
+        "over = time.monotonic() + 1  # the file is looked at four times a second\n"
+        "while os.environ['RANK'] == '0' and time.monotonic() < over:\n"
+        "    open('last.pt', 'w').write(str(time.monotonic()))\n"
+    )
+    done = run(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    events = read_events(folder / "run")
+    (failed,) = [event for event in events if event["event"] == "checkpoint_failed"]
+    assert f"The script saves into {folder / 'last.pt'}" in failed["error"]
+    assert "RESILIENCE_CHECKPOINT_FILE" in failed["error"]
+    assert not [event for event in events if event["event"] == "checkpoint_committed"]
+
+
+def test_an_old_file_of_the_same_name_elsewhere_is_nobodys_matter(folder: Path) -> None:
+    (folder / "last.pt").write_text("of last week")
+    (folder / "script.py").write_text("")
+    done = run(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not [event for event in read_events(folder / "run") if event["event"] == "checkpoint_failed"]
 
 
 @pytest.mark.parametrize(

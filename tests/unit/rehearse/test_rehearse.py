@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurm_resilience.cli import main
+from slurm_resilience.rehearse.stage import rehearse
 from slurm_resilience.rehearse.verdict import Blow, as_dict, outcomes, page
+from slurm_resilience.rehearse.wish import Wish
 
 ABOUT = {"script": "train.py", "where": "here", "run_dir": "/run"}
 
@@ -84,6 +87,56 @@ def test_what_was_not_dealt_says_why_and_spoils_no_other() -> None:
     assert (document["faults"], document["survived"], document["ok"]) == (2, 1, False)
     assert "it could not be dealt: no such node" in page(found, ABOUT)
     assert json.dumps(document)
+
+
+class Deaf:
+    """A job that goes on and on, and never gets a checkpoint into the run."""
+
+    def __init__(self, run_dir: Path, events: list[dict[str, Any]]) -> None:
+        self.run_dir, self._events = run_dir, events
+
+    def start(self) -> None:
+        (self.run_dir / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in self._events))
+
+    def deal(self, fault: str) -> Blow:
+        raise AssertionError(f"{fault} is dealt without a checkpoint")
+
+    def mend(self, fault: str) -> None: ...
+    def over(self) -> str:
+        return ""
+
+    def close(self) -> None: ...
+
+
+def test_why_there_is_no_checkpoint_is_said_at_once_and_on_the_page(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("torch.save(state, 'snapshot.pt')")
+    wish = Wish(tmp_path / "train.py", (), ("kill-rank",), checkpoint_file="snapshot.pt", within_s=0.3)
+    told: list[str] = []
+    failed = event("checkpoint_failed", time.time() + 60, error="The script saves into /there/snapshot.pt.")
+    (blow,) = rehearse(Deaf(tmp_path, [failed]), wish, say=told.append)
+    assert [line for line in told if "RESILIENCE_CHECKPOINT_FILE" in line], "the script says nothing of its file"
+    assert told.count("a save failed: The script saves into /there/snapshot.pt.") == 1
+    assert blow.failed.endswith("No sign of a new checkpoint in 0.3 s. The script saves into /there/snapshot.pt.")
+
+    (blow,) = rehearse(Deaf(tmp_path, []), wish, say=told.append)
+    assert "does the script save often enough?" in blow.failed
+
+
+@pytest.mark.parametrize(
+    ("args", "resume_with", "text", "never"),
+    [
+        ((), "", "", True),
+        (("--snapshot={checkpoint}",), "", "", False),
+        ((), "--resume {checkpoint}", "", False),
+        ((), "", "path = os.environ['RESILIENCE_CHECKPOINT_FILE']", False),
+    ],
+)
+def test_whether_the_script_can_know_its_file(
+    args: tuple[str, ...], resume_with: str, text: str, never: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(text)
+    wish = Wish(tmp_path / "train.py", args, ("kill-rank",), checkpoint_file="a.pt", resume_with=resume_with)
+    assert wish.never_told_its_file is never
 
 
 @pytest.mark.parametrize(
