@@ -147,7 +147,11 @@ class OnSlurm:
         state = job.get("JobState", "")
         if state not in _ENDED or job.get("Restarts", "0") == "" or state == "":
             return ""
-        return f"job {self._job} is {state}, exit code {job.get('ExitCode', '?')}; its log: {self._folder}/job.log"
+        said = f"job {self._job} is {state}, exit code {job.get('ExitCode', '?')}; its log: {self._folder}/job.log"
+        home = self._wish.script.resolve().parent
+        if self._alice("test", "-w", str(home)).returncode != 0:
+            said += f". It runs in {home} as {USER}, who may not write there"
+        return said
 
     def close(self) -> None:
         if self._was_up:
@@ -261,13 +265,14 @@ def _wait(stage: Stage, condition: Callable[[], bool], within_s: float, what: st
     deadline, began = time.monotonic() + within_s, time.time()
     failed = ""
     while not condition():
-        newest = _failed_save(stage.run_dir, began)
+        newest = _newest(stage.run_dir, "checkpoint_failed", "error", began)
         if newest and newest != failed:
             failed = newest
             say(f"a save failed: {failed}")
         ended = stage.over()
         if ended and not condition():
-            raise SandboxError(f"The job is over before {what}", evidence=ended)
+            why = _newest(stage.run_dir, "run_failed", "reason")
+            raise SandboxError(f"The job is over before {what}{f': {why}' if why else ''}", evidence=ended)
         if time.monotonic() > deadline:
             if failed:
                 raise SandboxError(f"No sign of {what} in {within_s:g} s. {failed}")
@@ -276,7 +281,8 @@ def _wait(stage: Stage, condition: Callable[[], bool], within_s: float, what: st
         time.sleep(0.2)
 
 
-def _failed_save(run_dir: Path, since: float) -> str:
+def _newest(run_dir: Path, name: str, word: str, since: float = 0.0) -> str:
+    """What the newest event of this name says; "" without one."""
     events = read_events(run_dir) if run_dir.is_dir() else []
-    said = [event for event in events if event["event"] == "checkpoint_failed" and event["t"] >= since]
-    return str(said[-1].get("error", "")) if said else ""
+    said = [event for event in events if event["event"] == name and event["t"] >= since]
+    return str(said[-1].get(word, "")) if said else ""

@@ -92,8 +92,8 @@ def test_what_was_not_dealt_says_why_and_spoils_no_other() -> None:
 class Deaf:
     """A job that goes on and on, and never gets a checkpoint into the run."""
 
-    def __init__(self, run_dir: Path, events: list[dict[str, Any]]) -> None:
-        self.run_dir, self._events = run_dir, events
+    def __init__(self, run_dir: Path, events: list[dict[str, Any]], ended: str = "") -> None:
+        self.run_dir, self._events, self._ended = run_dir, events, ended
 
     def start(self) -> None:
         (self.run_dir / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in self._events))
@@ -103,7 +103,7 @@ class Deaf:
 
     def mend(self, fault: str) -> None: ...
     def over(self) -> str:
-        return ""
+        return self._ended
 
     def close(self) -> None: ...
 
@@ -120,6 +120,13 @@ def test_why_there_is_no_checkpoint_is_said_at_once_and_on_the_page(tmp_path: Pa
 
     (blow,) = rehearse(Deaf(tmp_path, []), wish, say=told.append)
     assert "does the script save often enough?" in blow.failed
+
+    end = event("run_failed", 9.0, cause="app_error", reason="your code, not the cluster (n1: RuntimeError: no such option)")
+    (blow,) = rehearse(Deaf(tmp_path, [end], "job 7 is FAILED"), wish, say=told.append)
+    assert (
+        "The job is over before a new checkpoint: your code, not the cluster (n1: RuntimeError: no such option)" in blow.failed
+    )
+    assert "How we know: job 7 is FAILED" in blow.failed
 
 
 @pytest.mark.parametrize(
