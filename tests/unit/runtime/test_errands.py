@@ -18,6 +18,7 @@ from slurm_resilience.slurm.reservations import Reservation, parse_reservations
 from tests.unit.runtime.stage import job_record
 
 LOST_AT = 1_800_000_000.0
+PATIENCE_S = 60.0
 
 
 class Slurm:
@@ -71,7 +72,7 @@ def test_a_question_is_answered_from_the_record_of_the_job() -> None:
     made, answers = errands(Slurm())
     made.start()
     made.put(AskSlurm(LOST_AT))
-    said = answers.get(timeout=20)
+    said = answers.get(timeout=PATIENCE_S)
     assert isinstance(said, SlurmSaid)
     assert said.verdict.cause is Cause.PREEMPTION
 
@@ -82,7 +83,7 @@ def test_a_requeue_that_slurm_does_not_know_of_ends_with_its_words() -> None:
     made, answers = errands(slurm)
     made.start()
     made.put(Requeue((1, 2), {}))
-    ended = answers.get(timeout=20)
+    ended = answers.get(timeout=PATIENCE_S)
     assert isinstance(ended, RequeueEnded)
     assert not ended.ok
     assert "does not know the job" in ended.reason
@@ -131,14 +132,14 @@ def test_a_look_at_the_nodes_tells_who_is_drained_and_how_many_others_there_are(
     }
     made, answers = errands(Slurm(n1=f"State={state} Partitions=low{why}", **others))
     made.put(LookAtNodes(("n1",)))
-    assert answers.get(timeout=20) == NodesSeen(drained, room=1 if drained else None)
+    assert answers.get(timeout=PATIENCE_S) == NodesSeen(drained, room=1 if drained else None)
 
 
 @pytest.mark.parametrize("state", ["ALLOCATED", "ALLOCATED+DRAIN"])
 def test_a_look_that_fails_for_one_node_says_so(state: str) -> None:
     made, answers = errands(Slurm(n1=f"State={state} Partitions=low"))
     made.put(LookAtNodes(("n1", "n2")))
-    seen = answers.get(timeout=20)
+    seen = answers.get(timeout=PATIENCE_S)
     assert (seen.known, seen.untold) == (True, {"n2"})
 
 
@@ -151,7 +152,7 @@ def test_a_look_at_the_nodes_tells_of_a_maintenance_on_them(flags: str, nodes: s
     slurm.reserved = parse_reservations(line)
     made, answers = errands(slurm)
     made.put(LookAtNodes(("n1",)))
-    assert answers.get(timeout=20).maintenance_at == (1893456000.0 if seen else None)
+    assert answers.get(timeout=PATIENCE_S).maintenance_at == (1893456000.0 if seen else None)
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -161,7 +162,7 @@ def test_the_batch_script_is_asked_by_a_file(there: bool, tmp_path: Path) -> Non
     made._requeue_wish = str(wish)
     made.start()
     made.put(Requeue((1, 2), {}))
-    ended = answers.get(timeout=20)
+    ended = answers.get(timeout=PATIENCE_S)
     assert (ended.ok, ended.fields["action"], wish.exists()) == (there, "requeued" if there else "failed", there)
 
 
@@ -170,7 +171,7 @@ def test_a_slurm_that_does_not_answer_knows_of_no_drain() -> None:
     slurm.away = True
     made, answers = errands(slurm)
     made.put(LookAtNodes(("n1",)))
-    assert answers.get(timeout=20).known is False
+    assert answers.get(timeout=PATIENCE_S).known is False
 
 
 @pytest.mark.parametrize(
@@ -188,6 +189,6 @@ def test_what_cannot_come_back_goes_on_in_a_new_job(outcome: Outcome, new_job: b
     made, answers = errands(Slurm())
     made.start()
     made.put(Requeue((1, 2), {}))
-    said = answers.get(timeout=20)
+    said = answers.get(timeout=PATIENCE_S)
     assert (said.fields["action"], said.fields.get("job")) == (("resubmitted", "99") if new_job else (outcome.action, None))
     assert said.ok is (new_job or outcome.ok)

@@ -175,11 +175,11 @@ def test_the_next_launcher_has_what_the_last_ranks_imported(tmp_path: Path) -> N
         peer = stage.join(PYTHONPATH=path)
         stage.launch(peer, 1, 2)
         (rank, other) = stage.started(peer, 1)
-        stage.until(lambda: "took over" in (stage.run_dir / "logs" / "agent-node1.log").read_text(), 10.0, "a renewed launcher")
+        stage.until(lambda: "took over" in (stage.run_dir / "logs" / "agent-node1.log").read_text(), what="a renewed launcher")
         launchers = {process.pid for process in descendants(stage.agents[0].pid)} - {rank.pid, other.pid}
         assert len(launchers) == 3, "the agent, the old launcher with its ranks, and the new one"
         os.kill(rank.pid, signal.SIGKILL)  # is still seen, through the old one
-        assert stage.until(lambda: peer.of(m.Exit), 1.0)[0].signal == "SIGKILL"
+        assert stage.until(lambda: peer.of(m.Exit))[0].signal == "SIGKILL"
         peer.send(m.Kill(1))
         stage.until(lambda: peer.of(m.Stopped))
         stage.launch(peer, 2, 2)
@@ -189,7 +189,7 @@ def test_the_next_launcher_has_what_the_last_ranks_imported(tmp_path: Path) -> N
         learned = json.loads((stage.run_dir / "preload.json").read_text())["modules"]
         assert {"colorsys", "wave"} <= set(learned)
         assert not {"chunk", "cmd"} & set(learned), "what was only looked for"
-        stage.until(lambda: len(descendants(stage.agents[0].pid)) == 4, 5.0, "the old launcher ends with its ranks")
+        stage.until(lambda: len(descendants(stage.agents[0].pid)) == 4, what="the old launcher ends with its ranks")
 
 
 def test_a_store_without_torch_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_launcher_that_is_stuck_cannot_block_a_stop(tmp_path: Path) -> None:
         stage.launch(peer, 1)
         time.sleep(0.2)
         peer.send(m.Kill(1))
-        stage.until(lambda: peer.of(m.Stopped), 10.0)
+        stage.until(lambda: peer.of(m.Stopped))
         stage.until(lambda: peer.of(m.Warm, usable=False) and peer.of(m.Warm)[-1].warm)
         stage.launch(peer, 2)
         assert result(stage, peer, 2)[0]

@@ -17,7 +17,7 @@ from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.node_check import ROUNDS, Said, groups, judge
 from slurm_resilience.runtime.states import State
 from tests.unit.runtime.stage import Stage
-from tests.unit.runtime.test_supervisor import Run, runs
+from tests.unit.runtime.test_supervisor import NO_ALARM, Run, runs
 
 __all__ = ["runs"]
 
@@ -237,7 +237,7 @@ def of_the_check(run: Run, node: str) -> list[int]:
 
 
 def test_nodes_that_are_well_pass_the_check_and_the_run_begins(runs: Callable[..., Run]) -> None:
-    run = runs(nodes=2, options=("--set", "node_check=always", "--set", "limits.check_s=60"))
+    run = runs(nodes=2, options=(*NO_ALARM, "--set", "node_check=always", "--set", "limits.check_s=60"))
     run.training(2)
     done = run.last("node_check_done")
     assert "inconclusive" not in done, done

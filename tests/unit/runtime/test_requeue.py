@@ -213,7 +213,7 @@ def test_a_controller_that_stays_away_is_given_up_in_time() -> None:
     outcome = run(slurm, patience_s=1.0)
     assert outcome.action == "failed"
     assert not outcome.held
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 40  # each of a hundred answers is followed by a wait
 
 
 def test_a_failure_after_the_hold_leaves_the_job_as_it_was() -> None:

@@ -125,11 +125,16 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ways]:
 
 
 @pytest.fixture(autouse=True)
-def _hangup_as_in_a_job() -> Iterator[None]:
-    """Under nohup the interpreter inherits that SIGHUP is ignored; ranks begin with Python's own handlers wherever they are."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def _signals_as_in_a_job() -> Iterator[None]:
+    """Ranks begin with Python's own handlers wherever they are; these tests may run under nohup, or in the background.
+
+    An interpreter inherits that SIGHUP is ignored then, or SIGINT and SIGQUIT.
+    """
+    own = {signal.SIGHUP: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler, signal.SIGQUIT: signal.SIG_DFL}
+    before = {number: signal.signal(number, handler) for number, handler in own.items()}
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -141,7 +146,7 @@ def test_a_program_sees_no_difference(name: str, ways: Ways, tmp_path: Path) -> 
     argv = [sys.executable, *words]
     with open(tmp_path / "plain.log", "w") as log:
         code = subprocess.run(
-            argv, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=60, check=False
+            argv, cwd=tmp_path, stdin=subprocess.DEVNULL, stdout=log, stderr=log, timeout=120, check=False
         ).returncode
     plain = (code, (tmp_path / "plain.log").read_text())
     assert ways.run("warm", argv, tmp_path) == plain

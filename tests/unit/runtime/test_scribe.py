@@ -18,7 +18,7 @@ from slurm_resilience.runtime.inputs import AttemptWritten, Forgiven, Record, Su
 from slurm_resilience.runtime.run_folder import RunFolder, RunStatus
 from slurm_resilience.runtime.scribe import Scribe
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 ADDRESS = SupervisorAddress(3, "127.0.0.1", 1, "t", 1, "b", "7", 0)
 
 

@@ -46,13 +46,15 @@ def test_a_wrapper_that_stays_is_spared_with_the_launcher_and_killed_with_the_ag
         for attempt in (1, 2):
             stage.launch(peer, attempt, 2)
             stage.until(lambda attempt=attempt: all("up" in stage.log(attempt, rank) for rank in (0, 1)))
-            assert peer.of(m.Launched, attempt=attempt)[0].warm is warm
+            # a rank's first line may be there before the word of its launch
+            launched = stage.until(lambda attempt=attempt: peer.of(m.Launched, attempt=attempt))[0]
+            assert launched.warm is warm
             peer.send(m.Kill(attempt))
             stage.until(lambda attempt=attempt: peer.of(m.Stopped, attempt=attempt))
             assert len(stage.alive()) == (3 if warm else 1)
         family = stage.alive()
         os.kill(peer.hello.pid, signal.SIGKILL)
-        stage.until(lambda: not any(map(is_alive, family)), 3.0)
+        stage.until(lambda: not any(map(is_alive, family)))
 
 
 def test_a_wrapper_with_its_own_pid_namespace_means_cold_starts_with_the_reason(tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ mount -t tmpfs tmpfs /dev/shm
 ip link set lo up
 ip link add d0 type veth peer name d1; ip link set d1 up; ip addr add 10.9.9.1/24 dev d0; ip link set d0 up
 ip neigh add 10.9.9.254 lladdr 02:00:00:00:00:01 dev d0; ip route add default via 10.9.9.254
-echo "nameserver 10.8.8.8" > "$1"; mount --bind "$1" /etc/resolv.conf
+printf "nameserver 10.8.8.8\\noptions timeout:30 attempts:2\\n" > "$1"; mount --bind "$1" /etc/resolv.conf
 exec "$2" -c "$3" "$4"
 """
 MEET = """
@@ -106,13 +108,13 @@ with Stage(Path(sys.argv[1]), preload=["torch"]) as stage:
     port = stage.until(lambda: peer.of(m.StoreReady))[0].port
     began = time.monotonic()
     stage.launch(peer, 1, 2, master_addr="10.9.9.1", master_port=port)
-    stage.until(lambda: all("met" in stage.log(1, rank) for rank in (0, 1)), 40.0)
+    stage.until(lambda: all("met" in stage.log(1, rank) for rank in (0, 1)))
     print("MET", time.monotonic() - began, flush=True)
 """
 
 
 def test_ranks_do_not_wait_for_a_name_server_that_never_answers(tmp_path: Path) -> None:
-    """c10d looks every peer up in reverse: 10 s for each process, unless the launcher has been through it."""
+    """c10d looks every peer up in reverse: 60 s for each process here, unless the launcher has been through it."""
     unshare = ["unshare", "--map-root-user", "--net", "--mount"]
     if not shutil.which("ip") or subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("this machine has no ip command, or lets its users make no network namespaces")
@@ -123,4 +125,4 @@ def test_ranks_do_not_wait_for_a_name_server_that_never_answers(tmp_path: Path) 
     )  # fmt: skip
     met = [line for line in done.stdout.splitlines() if line.startswith("MET")]
     assert met, done.stdout + done.stderr
-    assert float(met[0].split()[1]) < 6
+    assert float(met[0].split()[1]) < 30

@@ -115,14 +115,14 @@ def test_a_hook_script_fails_on_demand_and_runs_the_admin_s_hooks_in_order(tmp_p
 
 
 def test_wrappers_break_a_command_in_three_ways(tmp_path: Path) -> None:
-    def start(how: str) -> subprocess.CompletedProcess[str]:
+    def start(how: str, within_s: float = 60.0) -> subprocess.CompletedProcess[str]:
         path = tmp_path / how
         path.write_text(wrapper_script(how))
         path.chmod(0o755)
-        return subprocess.run([path], capture_output=True, text=True, timeout=0.5, check=False)
+        return subprocess.run([path], capture_output=True, text=True, timeout=within_s, check=False)
 
     with pytest.raises(subprocess.TimeoutExpired):
-        start("hang")
+        start("hang", 0.5)
     failed = start("fail")
     assert failed.returncode == 1
     assert "Unable to contact slurm controller" in failed.stderr

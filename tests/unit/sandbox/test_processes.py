@@ -22,7 +22,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         running.kill()
 
 
-def wait(condition: Callable[[], object], within_s: float = 5.0) -> None:
+def wait(condition: Callable[[], object], within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while not condition():
         assert time.monotonic() < deadline
@@ -72,15 +72,16 @@ def test_kill_and_wait_returns_when_they_are_dead(child: subprocess.Popen[bytes]
 
 
 def test_a_session_is_killed_whole() -> None:
+    seconds = str(1_000_000 + os.getpid())  # another session's sleepers are not ours
     script = (
         "import os\n"
         "if os.fork():\n    os.wait()\n"
-        "else:\n    os.setsid()\n    os.execvp('bash', ['bash', '-c', 'sleep 984 & sleep 984'])\n"
+        f"else:\n    os.setsid()\n    os.execvp('bash', ['bash', '-c', 'sleep {seconds} & sleep {seconds}'])\n"
     )
     with subprocess.Popen([sys.executable, "-c", script]) as outer:
 
         def sleepers() -> list[int]:
-            return [pid for pid in processes.all_pids() if processes.command_line(pid) == ["sleep", "984"]]
+            return [pid for pid in processes.all_pids() if processes.command_line(pid) == ["sleep", seconds]]
 
         try:
             wait(lambda: len(sleepers()) == 2)

@@ -169,7 +169,7 @@ def test_the_result_in_the_end(run: RunFolder) -> None:
     CallFolder(run.path / "call").write_result(Result(3, {"loss": 0.5}))
     run.write_status(RunStatus("complete", step=10))
     job = the_job(run, RUNNING, RUNNING, DONE)
-    assert job.wait(timeout=20) is True
+    assert job.wait(timeout=90) is True
     assert job.exception() is None
     assert job.result() == {"loss": 0.5}
     assert job.results() == [{"loss": 0.5}]
@@ -270,7 +270,7 @@ def test_cancel(run: RunFolder) -> None:
 
 
 def test_a_process_is_known_by_when_it_began(run: RunFolder) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     try:
         started = process_started(child.pid)
         assert LocalHandle(child.pid, started=started, boot=boot_id(), run=run).look().state is JobState.RUNNING
@@ -282,7 +282,7 @@ def test_a_process_is_known_by_when_it_began(run: RunFolder) -> None:
             assert imposter.look().final
         handle = LocalHandle(child.pid, started=started, boot=boot_id(), run=run)
         handle.cancel()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 90
         while not handle.look().final:
             assert time.monotonic() < deadline
             time.sleep(0.02)

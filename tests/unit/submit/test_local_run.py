@@ -42,14 +42,14 @@ def test_cancelled(tmp_path: Path) -> None:
     job = submit_resilient(
         wait_for_ever, str(sign), folder=tmp_path / "runs", cluster="local", config={"limits.stop_grace_s": 2}
     )
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 200
     while not sign.exists():
         assert time.monotonic() < deadline, job.stderr()
         assert not job.done(), job.stderr()
         time.sleep(0.05)
     assert job.state == "RUNNING"
     job.cancel()
-    assert job.wait(timeout=60)
+    assert job.wait(timeout=200)
     failure = job.exception()
     assert failure is not None
     assert failure.cause is Cause.CANCELLED

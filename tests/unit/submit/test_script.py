@@ -130,13 +130,13 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("code", [0, 1, 64, 75, 88, 127])
 def test_the_supervisors_code_is_the_jobs(plain: Path, code: int) -> None:
     process = supervised(plain, f"exit {code}")
-    assert process.wait(20) == code
+    assert process.wait(90) == code
     assert calls(plain) == ["run --run-dir /run dir --config a b -- c d e"]
 
 
 def test_a_killed_supervisor_is_started_again_at_once(plain: Path) -> None:
     process = supervised(plain, "kill -9 $$", "exit 75")
-    _, said = process.communicate(timeout=20)
+    _, said = process.communicate(timeout=90)
     assert process.returncode == 75
     assert len(calls(plain)) == 2
     assert "killed (code 137), death 1 of 8" in said
@@ -146,7 +146,7 @@ def test_a_supervisor_that_keeps_dying_is_given_up(plain: Path) -> None:
     (plain / "sleep").write_text('#!/bin/sh\necho "sleep $*" >> slept\n')
     (plain / "sleep").chmod(0o755)
     process = supervised(plain, *["kill -9 $$"] * 20)
-    process.communicate(timeout=30)
+    process.communicate(timeout=90)
     assert process.returncode == 137
     assert len(calls(plain)) == 8
     pauses = [int(line.split()[1]) for line in (plain / "slept").read_text().splitlines()]
@@ -158,22 +158,22 @@ def test_a_supervisor_that_keeps_dying_is_given_up(plain: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGCONT, signal.SIGUSR1, signal.SIGUSR2])
 def test_the_shell_outlives_a_warning(plain: Path, number: signal.Signals) -> None:
     process = supervised(plain, "touch up; while [ ! -e done ]; do sleep 0.05; done; exit 75")
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 90
     while not (plain / "up").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.send_signal(number)
     (plain / "done").touch()
-    assert process.wait(20) == 75
+    assert process.wait(90) == 75
 
 
 def test_the_lead_reaches_the_supervisor(plain: Path) -> None:
-    assert supervised(plain, 'exit "$RESILIENCE_SIGNAL_LEAD_S"').wait(20) == 7
+    assert supervised(plain, 'exit "$RESILIENCE_SIGNAL_LEAD_S"').wait(90) == 7
 
 
 def test_the_template_runs_as_it_is(plain: Path) -> None:
     process = supervised(plain, 'exit "$RESILIENCE_SIGNAL_LEAD_S"', template=True, SLURM_JOB_ID="12", SLURM_JOB_NAME="x")
-    out, said = process.communicate(timeout=20)
+    out, said = process.communicate(timeout=90)
     assert process.returncode == 90, said
     options, command = calls(plain)[0].split(" -- ")
     assert options == "run --nodes 1-4 --ranks-per-node 1", "the run's folder is for `run` to choose: job ids come round again"
@@ -183,7 +183,7 @@ def test_the_template_runs_as_it_is(plain: Path) -> None:
 
 def test_the_template_goes_on_with_a_run_that_is_named(plain: Path) -> None:
     more = {"SLURM_JOB_ID": "13", "SLURM_JOB_NAME": "x", "RUN_DIR": f"{plain}/its run"}
-    supervised(plain, "exit 0", template=True, **more).wait(20)
+    supervised(plain, "exit 0", template=True, **more).wait(90)
     assert f"run --run-dir {plain}/its run --nodes 1-4" in calls(plain)[0]
 
 
@@ -193,7 +193,7 @@ def test_nodes_of_sbatchs_command_line_win(plain: Path, most: str, nodes: str) -
     squeue = plain / "squeue"  # that folder is on its PATH
     squeue.write_text(f"#!/bin/sh\nprintf '%s           \\n' '{most}'\n")
     squeue.chmod(0o755)
-    supervised(plain, "exit 0", template=True, SLURM_JOB_ID="12", SLURM_JOB_NAME="x").wait(20)
+    supervised(plain, "exit 0", template=True, SLURM_JOB_ID="12", SLURM_JOB_NAME="x").wait(90)
     assert f"run {nodes}--ranks-per-node 1" in calls(plain)[0]
 
 
@@ -228,7 +228,7 @@ def test_the_shell_puts_the_job_back_for_a_supervisor_without_scontrol(
     (plain / "scontrol").chmod(0o755)
     array = {"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
     process = supervised(plain, 'touch "$RESILIENCE_REQUEUE_WISH"; exit 75', **array)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=90)
     assert process.returncode == code, said
     assert (plain / "asked").read_text().splitlines() == asked
     assert not list(plain.glob(".resilience-requeue*"))
