@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -72,6 +71,7 @@ class _Seen:
 
 def _look(word: str) -> tuple[_Seen, JobRecord | None]:
     from slurm_resilience.observe.events import FILE_NAME
+    from slurm_resilience.observe.standing_in_slurm import look_at_slurm
 
     folder, record = which_run.find(word)
     if not (folder / FILE_NAME).exists() and not which_run.is_run(folder):
@@ -83,36 +83,34 @@ def _look(word: str) -> tuple[_Seen, JobRecord | None]:
     seen = _see(folder)
     # Before its first start only the submission knows what the run is in Slurm.
     seen.standing.job_id = seen.standing.job_id or _submitted_as(folder)
-    if record is None and seen.standing.job_id.partition("_")[0].isdigit() and not seen.standing.over:
-        record = _ask(seen.standing.job_id, folder)
-    if record is not None and record.state.ended and not seen.standing.over:
+    gone = False
+    if record is None and _in_slurm(seen.standing.job_id) and not seen.standing.over:
+        record, gone = _ask(seen.standing.job_id, folder)
+    if not seen.standing.over and (gone or (record is not None and record.state.ended)):
         newer = _newer_job(folder, seen.standing.job_id)
         if newer is not None:
-            record, seen.standing.job_id, seen.standing.restart = newer, newer.job_id, newer.restarts
-        _look_at_the_queue(seen.standing, record)
+            record, gone = newer, False
+        else:  # it may have ended well since its events were read
+            seen = _see(folder)
+            seen.standing.job_id = seen.standing.job_id or _submitted_as(folder)
+    look_at_slurm(seen.standing, record, forgotten=gone)
     return seen, record
 
 
 def _newer_job(folder: Path, old: str) -> JobRecord | None:
     """The job that the run was submitted as again, by itself or by its user, if no supervisor of it has spoken yet."""
     job_id = _submitted_as(folder)
-    return _ask(job_id, folder) if job_id.partition("_")[0].isdigit() and job_id != old else None
+    return _ask(job_id, folder)[0] if _in_slurm(job_id) and job_id != old else None
+
+
+def _in_slurm(job_id: str) -> bool:
+    return job_id.partition("_")[0].isdigit()
 
 
 def _submitted_as(folder: Path) -> str:
     """The job that was last submitted for the run, "" for one that is not in Slurm."""
     document = read_json(folder / "job.json")
     return str(document.get("job_id") or "") if isinstance(document, dict) else ""
-
-
-def _look_at_the_queue(standing: Standing, record: JobRecord) -> None:
-    """A job that is cancelled in the queue has no supervisor that could write so: its events say "queued" for ever."""
-    if standing.doing == "queued" and record.state.ended:
-        standing.doing = "unsupervised"
-        standing.because = (
-            f"it was queued, and Slurm has its job as {record.state} now; submit again with the same --run-dir, "
-            "and it goes on from its newest checkpoint"
-        )
 
 
 def _see(folder: Path) -> _Seen:
@@ -134,16 +132,21 @@ def _see(folder: Path) -> _Seen:
     return _Seen(folder, observer.standing, live if isinstance(live, dict) else {}, used, budgets)
 
 
-def _ask(job_id: str, folder: Path) -> JobRecord | None:
-    """Slurm's word on the job, None when it has none; job ids come round again, so the folder must be the same."""
+def _ask(job_id: str, folder: Path) -> tuple[JobRecord | None, bool]:
+    """Slurm's word on the job, None when it has none; and whether it answered that it does not know the job.
+
+    Job ids come round again, so the folder must be the same.
+    """
     from slurm_resilience.slurm.client import CommandClient
+    from slurm_resilience.slurm.failures import NoSuchJob
 
     try:
         record = CommandClient(timeout_s=3.0).job(job_id)
+    except NoSuchJob:
+        return None, True
     except SlurmError:
-        return None
-    found = which_run.of_job(record)
-    return record if found is not None and os.path.samefile(found, folder) else None
+        return None, False
+    return (record if which_run.is_of(record, folder) else None), False
 
 
 # --- for people -------------------------------------------------------------------------------------------------------
@@ -238,6 +241,7 @@ def _jobs() -> Sequence[tuple[_Seen, JobRecord | None]]:
     import getpass
     import shutil
 
+    from slurm_resilience.observe.standing_in_slurm import look_at_slurm
     from slurm_resilience.slurm.client import CommandClient
 
     if shutil.which("squeue") is None:
@@ -253,7 +257,9 @@ def _jobs() -> Sequence[tuple[_Seen, JobRecord | None]]:
     for record in records:
         folder = which_run.of_job(record)
         if folder is not None:
-            found.append((_see(folder), record))
+            seen = _see(folder)
+            look_at_slurm(seen.standing, record)
+            found.append((seen, record))
     return found
 
 

@@ -32,7 +32,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--folder", metavar="DIR", default="resilience-runs", help="the run's folder is made in here (default: resilience-runs)"
     )
-    add("--run-dir", metavar="DIR", help="the run's own folder; one that holds a run already goes on, unless its job does")
+    add(
+        "--run-dir",
+        metavar="DIR",
+        help="the run's own folder; one that holds a run already goes on, if no job of it waits or runs",
+    )
     add("--config", metavar="FILE", help="configuration in YAML; the options below win over it")
     add("--set", action="append", default=[], metavar="KEY=VALUE", help="any key of the configuration, e.g. limits.step_s=60")
     add("--nodes", metavar="MIN[-MAX]", help="nodes to train on (default: 1)")

@@ -95,11 +95,21 @@ def of_job(record: JobRecord) -> Path | None:
     script = Path(record.command)
     if script.name == "submission.sh" and script.parent.name == "call" and is_run(script.parent.parent):
         return script.parent.parent
+    task = script.parent / f"task-{record.fields.get('ArrayTaskId', '')}"
+    if script.name == "submission.sh" and is_run(task):
+        return task
     named = _named_in(record.std_out)
     if named is not None and is_run(named):
         return named
     beside = Path(record.work_dir) / "resilience-runs" / f"job-{record.job_id}"
     return beside if record.work_dir and is_run(beside) else None
+
+
+def is_of(record: JobRecord, folder: Path) -> bool:
+    """The job works, or will work, on the run in this folder.  Tasks of an array that wait share one record."""
+    script, found = Path(record.command), of_job(record)
+    task = script.name == "submission.sh" and script.parent == folder.absolute().parent and folder.name.startswith("task-")
+    return (found is not None and os.path.samefile(found, folder)) or (found is None and task and record.state.waiting)
 
 
 def is_run(folder: Path) -> bool:

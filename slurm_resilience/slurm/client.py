@@ -136,7 +136,8 @@ class CommandClient:
         self.timeout_s = timeout_s
 
     def job(self, job_id: str) -> JobRecord:
-        answer = self._scontrol("-o", "show", "job", job_id)
+        # Those are its words for a task of an array that is there: one that was cancelled before it began.
+        answer = self._scontrol("-o", "show", "job", job_id, tolerate=f"Job {job_id} not found")
         records = [JobRecord.parse(line) for line in answer.out.splitlines() if line.startswith("JobId=")]
         for record in records:  # an array or a heterogeneous job gives a line for each part
             if job_id in (record.job_id, record.raw_job_id):

@@ -18,6 +18,7 @@ from slurm_resilience.errors import ConfigError, ExitCode
 from slurm_resilience.observe import json_lines
 from slurm_resilience.observe.events import EventWriter
 from slurm_resilience.observe.standing import Standing
+from slurm_resilience.slurm.failures import NoSuchJob
 from slurm_resilience.slurm.records import JobRecord
 
 RECORD = (
@@ -176,7 +177,7 @@ def test_a_job_that_was_cancelled_in_the_queue_is_not_queued(
 @pytest.mark.parametrize(
     ("state", "job", "now"),
     [
-        ("PENDING", "7, PENDING (Resources)", "now queued"),
+        ("PENDING", "7, restart 1, PENDING (Resources)", "now queued"),
         ("CANCELLED", "7, CANCELLED (Resources)", "now unsupervised"),
     ],
 )
@@ -191,6 +192,56 @@ def test_a_run_that_has_never_started_shows_its_job_and_why_it_waits(
     shown = " ".join(capsys.readouterr().out.split())
     assert f"job {job}" in shown
     assert now in shown
+
+
+@pytest.mark.parametrize("task_id", ["0-2%1", "1"])
+def test_a_task_of_an_array_that_waits_shows_its_job(
+    task_id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tasks that wait share one record of Slurm's, without a log that could name the run."""
+    for number in (0, 1):
+        folder = tmp_path / f"task-{number}"
+        folder.mkdir()
+        (folder / "run.json").write_text(json.dumps({"v": 1, "run_id": f"r-{number}", "argv": ["x"]}))
+        (folder / "job.json").write_text(json.dumps({"v": 1, "job_id": f"7_{number}"}))
+    one = record(tmp_path, state="PENDING", reason="JobArrayTaskLimit", command=str(tmp_path / "submission.sh"))
+    one.fields["ArrayTaskId"] = task_id
+    monkeypatch.setattr("slurm_resilience.slurm.client.CommandClient.job", lambda self, job_id: {"7_1": one}[job_id])
+    assert main(["status", str(tmp_path / "task-1")]) == ExitCode.OK
+    assert "PENDING (JobArrayTaskLimit)" in capsys.readouterr().out
+    assert which_run.of_job(one) == (tmp_path / "task-1" if task_id == "1" else None)
+    assert not which_run.is_of(record(tmp_path, command="/another/submission.sh", state="PENDING"), tmp_path / "task-1")
+
+
+def test_a_run_whose_job_slurm_has_forgotten_is_not_queued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nothing(self: Any, job_id: str) -> JobRecord:
+        raise NoSuchJob(f"Slurm knows no job {job_id}")
+
+    (tmp_path / "run.json").write_text(json.dumps({"v": 1, "run_id": "r-1", "argv": ["x"]}))
+    (tmp_path / "job.json").write_text(json.dumps({"v": 1, "job_id": "7"}))
+    monkeypatch.setattr("slurm_resilience.slurm.client.CommandClient.job", nothing)
+    assert main(["status", str(tmp_path)]) == ExitCode.OK
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "now unsupervised: it was queued, and Slurm does not know its job 7" in shown
+    assert "submit again with the same --run-dir" in shown
+
+
+def test_an_end_that_is_written_while_we_look_counts(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def over(word: str) -> tuple[Path, JobRecord]:
+        return run_dir, record(run_dir, state="COMPLETED")
+
+    def last_word(folder: Path, old: str) -> None:
+        with contextlib.closing(EventWriter(run_dir, restart=0)) as writer:
+            writer.write("run_completed", step=30)
+
+    monkeypatch.setattr(which_run, "find", over)
+    monkeypatch.setattr("slurm_resilience.cli.status._newer_job", last_word)
+    assert main(["status", "7"]) == ExitCode.OK
+    assert "complete" in capsys.readouterr().out
 
 
 def test_a_run_that_was_submitted_again_is_queued_as_its_new_job(

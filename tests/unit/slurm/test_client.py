@@ -48,6 +48,12 @@ def test_of_an_array_the_task_that_was_asked_for(answering: Answers) -> None:
     assert client.job(first.raw_job_id).fields["ArrayTaskId"] == "1"
 
 
+def test_a_task_that_was_cancelled_before_it_began_is_not_known(answering: Answers) -> None:
+    """22.05.8 ends with 1 and says so on stdout, in other words than for a job that it does not know."""
+    with pytest.raises(f.NoSuchJob):
+        answering("scontrol", out="Job 8_1 not found", code=1).job("8_1")
+
+
 @pytest.mark.parametrize(
     ("said", "kind"),
     [  # as 22.05.8 said them
