@@ -101,16 +101,21 @@ def _nodes(standing: Standing, live: dict[str, Any], now: float) -> list[Row]:
     for node in troubled[:_SHOWN_NODES]:
         spare = "" if node.in_attempt or not standing.attempt else ", not in this attempt"
         text = f"{node.name}: {node.agent}{spare}{f': {node.why}' if node.why else ''}"
-        shown = [
-            f"rank {rank['rank']} at step {rank['step']}, in {rank['phase']!r}, last beat {rank['age_s']:.1f} s before"
-            for rank in (ranks or {}).get(node.name, [])[:8]
-        ]
+        shown = [f"{_name(standing, rank['rank'])} {_does(rank)}" for rank in (ranks or {}).get(node.name, [])[:8]]
         if shown:  # the view is some seconds old: its steps are behind the newest report, and no rank is silent for that
             text += f"; its ranks as seen {age_s:.1f} s ago:"
         out.append(("node" if not out else "", text + "".join(f"\n  {line}" for line in shown)))
     if len(troubled) > _SHOWN_NODES:
         out.append(("", f"and {len(troubled) - _SHOWN_NODES} more like {troubled[-1].name}: {troubled[-1].agent}"))
     return out
+
+
+def _name(standing: Standing, rank: int) -> str:
+    return f"rank {rank} (pid {standing.pids[rank]})" if rank in standing.pids else f"rank {rank}"
+
+
+def _does(rank: dict[str, Any]) -> str:
+    return f"at step {rank['step']}, in {rank['phase']!r}, last beat {rank['age_s']:.1f} s before"
 
 
 def _checkpoint(standing: Standing, now: float) -> str:

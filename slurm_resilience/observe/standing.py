@@ -54,6 +54,7 @@ class Standing:
     ``doing`` is one of queued, starting, launching, loading, training, saving, stopping, deciding, requeueing, complete,
     failed, and unsupervised (see :func:`look_for_supervisor`); ``because`` is the sentence that goes with it, ``since`` when it
     began, where training goes on through its checkpoints.  ``ended_by``: the cause of an end that was not the end of the work.
+    ``pids``: rank → its process on its node, of the last launch.
     ``silent_s``: how long the supervisor has shown no sign, None where it does, or where nobody can tell.
     """
 
@@ -75,6 +76,7 @@ class Standing:
     resumed_from: str = ""
     nodes: dict[str, NodeStanding] = field(default_factory=dict)
     plan: Mapping[str, Any] = field(default_factory=dict)
+    pids: dict[int, int] = field(default_factory=dict)
     committed: int = 0
     newest: Checkpoint | None = None
     quarantined: list[tuple[str, str]] = field(default_factory=list)
@@ -230,13 +232,15 @@ class Observer:
             node.in_attempt = node.name in names
             if node.agent in ("here", "warm"):  # else its agent is the reason
                 node.why = "" if node.in_attempt else str(left.get(node.name, ""))
-        self._first = None
+        self._first, now.pids = None, {}
         self._do(event, "launching", f"starting {_count(now.world, 'rank')} on {_count(len(names), 'node')}")
 
     def _attempt_adopted(self, event: _Event) -> None:
         self._do(event, "training", "the ranks had gone on while the supervisor was away")
 
     def _ranks_launched(self, event: _Event) -> None:
+        launched = event.get("pids") or {}
+        self.standing.pids = {int(rank): int(pid) for node in launched.values() for rank, pid in node.items()}
         before = f"; the last load took {short(self._load_s)}" if self._load_s is not None else ""
         self._do(event, "loading", f"the ranks set up and look for a checkpoint{before}")
 

@@ -265,6 +265,12 @@ def test_ranks_of_the_live_view_only_for_the_attempt_that_it_is_about(tmp_path: 
     rank = {"rank": 0, "step": 17, "phase": "step", "age_s": 0.25}
     common: dict[str, Any] = {"used": {}, "budgets": {}, "record": None, "now": 2.0}
     shown = rows(standing, live={"attempt": 3, "t": 0.5, "nodes": {"n1": [rank]}}, **common)
+    launched = {"t": 1.1, "event": "ranks_launched", "attempt": 3, "restart": 0, "pids": {"n1": {"0": 4242}}}
+    known = Standing.of([{"t": 1.0, "event": "attempt_started", "attempt": 3, "nodes": ["n1"], "world": 1}, launched])
+    with_pid = rows(known, live={"attempt": 3, "t": 0.5, "nodes": {"n1": [rank, {**rank, "rank": 1}]}}, **common)
+    assert any("rank 0 (pid 4242) at step 17" in text and "rank 1 at step 17" in text for _, text in with_pid)
+    relaunched = Standing.of([launched, {"t": 2.0, "event": "attempt_started", "attempt": 4, "nodes": ["n1"], "world": 1}])
+    assert relaunched.pids == {}, "those of the attempt before are other processes, or nobody's"
     seen = "its ranks as seen 1.5 s ago:\n  rank 0 at step 17, in 'step', last beat 0.2 s before"
     assert any(seen in text for _, text in shown), "the age of the view is not a rank's silence"
     assert not any("step 17" in text for _, text in rows(standing, live={"attempt": 2, "nodes": {"n1": [rank]}}, **common))
