@@ -13,16 +13,21 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from slurm_resilience.training.children import END, end_by_sigterm, end_worker, make_terminate_work
+
 WATCHED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class SignalFlags:
-    """Remembers TERM, USR1 and USR2 of this very process; children that inherit the handlers ignore them."""
+    """Remembers TERM, USR1 and USR2 of this very process; children that inherit the handlers ignore them.
+
+    What ``terminate()`` of multiprocessing sends still ends them (:mod:`children`).
+    """
 
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._seen: set[int] = set()
-        self._before: dict[signal.Signals, Any] = {}
+        self._before: dict[int, Any] = {}
         self._ended = False
         self._unprotect: Callable[[], None] | None = None
 
@@ -33,6 +38,8 @@ class SignalFlags:
             return False
         for number in WATCHED:
             self._before[number] = signal.signal(number, self._note)
+        self._before[END] = signal.signal(END, self._end_child)
+        make_terminate_work()
         return True
 
     def restore(self) -> None:
@@ -46,10 +53,10 @@ class SignalFlags:
         self._ended = True
         for number in self._before:
             handler = self._handler_before(number)
-            if signal.getsignal(number) == self._note and handler is not None:
+            if signal.getsignal(number) in (self._note, self._end_child) and handler is not None:
                 signal.signal(number, handler)
 
-    def _handler_before(self, number: signal.Signals) -> Any:
+    def _handler_before(self, number: int) -> Any:
         handler = self._before.get(number)
         owner = getattr(handler, "__self__", None)
         return owner._handler_before(number) if isinstance(owner, SignalFlags) and owner._ended else handler
@@ -65,15 +72,20 @@ class SignalFlags:
         if os.getpid() == self._pid:
             self._seen.add(number)
 
+    def _end_child(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid and signal.getsignal(signal.SIGTERM) == self._note:
+            end_by_sigterm()
+
 
 def protect_worker(worker_id: int = 0) -> None:
-    """For ``DataLoader(worker_init_fn=…)``: a worker survives the signals that Slurm sends to the whole step.
+    """For ``DataLoader(worker_init_fn=…)``: a worker survives the signals that Slurm sends to the whole step, not its parent's.
 
     A loader's worker dies of SIGTERM otherwise, before the main process has saved, and takes it along.
     Source: torch/csrc/DataLoader.cpp, handler_SIGTERM.
     """
     for number in WATCHED:
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(END, end_worker)
 
 
 def protect_forked_workers() -> Callable[[], None] | None:

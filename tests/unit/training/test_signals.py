@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from slurm_resilience.checkpoint.store import CheckpointStore
+from slurm_resilience.training import children
 from slurm_resilience.training.signals import WATCHED, SignalFlags, protect_worker
 
 
@@ -66,7 +67,7 @@ def test_runs_that_end_in_another_order_leave_nothing_behind() -> None:
 
 def _child(flags: SignalFlags, ready: Any, asked: Any, answer: Any) -> None:
     ready.set()
-    asked.wait(30)
+    asked.wait(200)
     answer.put(flags.seen(*WATCHED))
 
 
@@ -75,15 +76,89 @@ def test_a_forked_child_survives_what_is_not_meant_for_it_and_takes_no_note(flag
     ready, asked, answer = context.Event(), context.Event(), context.SimpleQueue()
     child = context.Process(target=_child, args=(flags, ready, asked, answer))
     child.start()
-    assert ready.wait(10)
+    assert ready.wait(100)
     assert child.pid is not None
     os.kill(child.pid, signal.SIGTERM)
     os.kill(child.pid, signal.SIGUSR2)
     asked.set()
-    child.join(30)
+    child.join(100)
     assert child.exitcode == 0
     assert answer.get() is False
     assert not flags.seen(*WATCHED)
+
+
+def _nap(ready: Any, handler: Any, inherits: bool) -> None:
+    if not inherits:
+        signal.signal(children.END, signal.SIG_DFL)
+    if handler is not None:
+        signal.signal(signal.SIGTERM, handler)
+    ready.set()
+    time.sleep(300)
+
+
+def _leave_with_7(number: int, frame: Any) -> None:
+    time.sleep(0.3)  # cleans up; must not be killed meanwhile
+    os._exit(7)
+
+
+@pytest.mark.parametrize(
+    ("handler", "inherits", "code"), [(None, True, -signal.SIGTERM), (_leave_with_7, True, 7), (_leave_with_7, False, 7)]
+)
+def test_terminate_ends_a_child_as_ever(flags: SignalFlags, handler: Any, inherits: bool, code: int) -> None:
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
+    child = context.Process(target=_nap, args=(ready, handler, inherits), daemon=True)
+    child.start()
+    assert ready.wait(20)
+    child.terminate()
+    child.join(20)
+    try:
+        assert child.exitcode == code
+    finally:
+        child.kill()
+
+
+def test_a_second_signal_goes_only_to_who_waits_for_it(flags: SignalFlags) -> None:
+    with subprocess.Popen(["sleep", "60"]) as other:
+        assert not children._waits_for_end(other.pid)
+        other.kill()
+    assert not children._waits_for_end(other.pid)
+    assert children._waits_for_end(os.getpid())
+
+
+ENDING = """
+import multiprocessing, sys, torch
+from slurm_resilience import Run
+from slurm_resilience.training import protect_worker
+
+how = sys.argv[2]
+if __name__ == "__main__":
+    run = Run(folder=sys.argv[1])
+    if how == "pool":
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            print(pool.map(abs, [-1, -2]))
+    else:
+        init = protect_worker if how == "spawn" else None
+        loader = torch.utils.data.DataLoader(
+            range(100), num_workers=2, persistent_workers=True, multiprocessing_context=how, worker_init_fn=init
+        )
+        rows = iter(loader)  # a global, which nobody closes: its workers live until the interpreter ends them
+        print(next(rows))
+    if sys.argv[3] == "close":
+        run.close()
+    print("END", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("how", "then"), [("fork", "close"), ("pool", ""), pytest.param("spawn", "", marks=pytest.mark.long)])
+def test_a_script_with_children_ends(tmp_path: Path, how: str, then: str) -> None:
+    (tmp_path / "script.py").write_text(ENDING)
+    ended = subprocess.run(
+        [sys.executable, "script.py", "run", how, then], cwd=tmp_path, capture_output=True, text=True, timeout=90
+    )
+    assert ended.stdout.endswith("END\n")
+    assert ended.returncode == 0
+    assert ended.stderr == ""
 
 
 class _Slow(Dataset[torch.Tensor]):
@@ -172,7 +247,7 @@ def test_signals_in_the_middle_of_saves_and_log_lines(tmp_path: Path) -> None:
                 lines.append(training.stdout.readline())
         training.send_signal(signal.SIGTERM)
         training.send_signal(signal.SIGUSR2)
-        out, _ = training.communicate(timeout=120)
+        out, _ = training.communicate(timeout=300)
     said = "".join(lines) + out
     assert training.returncode == 0, said[-5000:]
     assert "reentrant" not in said
