@@ -68,11 +68,18 @@ class Nemesis:
     def fire(self, fault: Fault, *, within_s: float, say: Callable[[], str] = str) -> Fired:
         """Wait for the moment of ``fault``, kill, and return the proof."""
         self.wait_for_moment(fault, within_s, say)
-        node, target = self.aim(fault)
-        assert target.alive(), f"{fault.kind} {target} was dead before the fault"
-        at = time.time()
-        assert target.send(signal.SIGKILL), f"{fault.kind} {target} could not be killed"
-        wait_for(f"the death of {fault.kind} {target.pid}", lambda: not target.alive(), 10)
+        hit: list[tuple[str, Process, float]] = []
+
+        def kill() -> bool:
+            node, target = self.aim(fault)  # may be dead by now: then there is another one in a moment
+            at = time.time()
+            if target.alive() and target.send(signal.SIGKILL):
+                hit.append((node, target, at))
+            return bool(hit)
+
+        wait_for(f"a {fault.kind} that can be killed", kill, 120, say=say)
+        ((node, target, at),) = hit
+        wait_for(f"the death of {fault.kind} {target.pid}", lambda: not target.alive(), 60)
         return self.remember(fault, node, target.pid, at)
 
     def wait_for_moment(self, fault: Fault, within_s: float, say: Callable[[], str]) -> None:

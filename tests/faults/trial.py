@@ -22,7 +22,7 @@ GPT = ROOT / "examples" / "gpt" / "train.py"
 GLOBAL_BATCH, EVERY_STEPS, KEEP_LAST = 12, 5, 3
 # Four ranks share two cores with everything else on this machine; what is slow is not what is tested here.
 # A supervisor that took the place of another waits for the batch script to end the job before it does.
-GONE_S = 45
+GONE_S = 120
 START_S, STEP_S, END_S = 180.0, 120.0, 180.0
 
 
@@ -62,7 +62,7 @@ class LocalRun:
         seen = cast.look(self.run_dir)
         for process in [*seen.supervisors, *seen.agents.values()]:
             process.send(signal.SIGKILL)
-        self._shell.join(20)
+        self._shell.join(60)
 
     def _keep_running(self) -> None:
         while not self._stopping:
@@ -134,7 +134,10 @@ def torment(
                 before = len(events_of(run_dir, "supervisor_restarted"))
                 nemesis.fire(fault, within_s=STEP_S, say=say)
                 wait_for(
-                    "the supervisor's return", lambda n=before: len(events_of(run_dir, "supervisor_restarted")) > n, 30, say=say
+                    "the supervisor's return",
+                    lambda n=before: len(events_of(run_dir, "supervisor_restarted")) > n,
+                    STEP_S,
+                    say=say,
                 )
             else:
                 nemesis.fire(fault, within_s=STEP_S, say=say)
