@@ -27,9 +27,11 @@ class Outcome:
     """What became of it.
 
     ``cause``: what the supervisor took it for.  ``noticed_s`` and ``back_s``: seconds from the fault until it was known, and
-    until training went on (``back_by`` says how that is seen).  ``steps_lost``: steps done again, None where nobody counts
-    them; ``work_lost_s``: age of the checkpoint at the fault, that is the work done again at most; ``saved_first``: it could
-    save before it stopped, and lost nothing.  ``requeues``: of the job.
+    until training went on (``back_by`` says how that is seen).  ``trained_on_s``: a warned job goes on for so long first, and
+    ``still_s`` is what is left of ``back_s``.  ``saved_again_s``: a script without a ``Run`` only has its file in place when it
+    is called back; so long after that it has saved anew.  ``steps_lost``: steps done again, None where nobody counts them;
+    ``work_lost_s``: age of the checkpoint when training ended, that is the work done again at most; ``saved_first``: it
+    could save before it stopped, and lost nothing.  ``requeues``: of the job.
     """
 
     fault: str
@@ -40,6 +42,9 @@ class Outcome:
     noticed_s: float | None = None
     back_s: float | None = None
     back_by: str = ""
+    trained_on_s: float | None = None
+    still_s: float | None = None
+    saved_again_s: float | None = None
     resumed_from: int | None = None
     steps_lost: int | None = None
     work_lost_s: float | None = None
@@ -59,11 +64,8 @@ def _outcome(blow: Blow, events: list[_Event], until: float) -> Outcome:
     if blow.failed and not blow.at:
         return Outcome(blow.fault, blow.where, False, blow.failed)
     after = [event for event in events if blow.at <= event["t"] < until]
-    before = [event for event in events if event["t"] < blow.at]
-    saved = [event for event in before if event["event"] == "checkpoint_committed"]
     incident = next((one for one in Incidents.of(events) if blow.at - 1.0 <= one.t < until), None)
-    resumed = _first(after, "resumed")
-    first_step = _first(after, "first_step")
+    resumed, first_step = _first(after, "resumed"), _first(after, "first_step")
     fresh = _first(after, "started_fresh")
     seen = first_step or resumed
     allocated = [event for event in after if event["event"] == "allocation_started"]
@@ -71,17 +73,27 @@ def _outcome(blow: Blow, events: list[_Event], until: float) -> Outcome:
     # a script without a Run has no first step, and so no end of the incident before: then what was heard speaks for itself
     heard, explained = _first(after, "warning_received", "fault_detected"), _first(after, "warning_explained")
     # a clean stop saves first; then nothing is done again
-    stop = next((event for event in after if event["event"] == "attempt_stopped"), None)
+    stop = _first(after, "attempt_stopped")
     clean = bool(stop and stop.get("saved"))
+    warned = stop is not None and heard is not None and heard["event"] == "warning_received"
+    ended_at = stop["t"] if stop is not None and warned else blow.at
+    saved = [event["t"] for event in events if event["event"] == "checkpoint_committed" and event["t"] <= ended_at]
+    again = None
+    if seen is not None and first_step is None:
+        again = _first((event for event in after if event["t"] > seen["t"]), "checkpoint_committed")
+    back_by = "first step of all ranks" if first_step else "its checkpoint is in place" if resumed else ""
     about: dict[str, Any] = {
         "cause": incident.cause if incident else str((explained or heard or {}).get("cause", "")),
         "noticed_s": _noticed(incident, heard, blow.at),
         "back_s": _round(seen["t"] - blow.at) if seen and not fresh else None,
-        "back_by": ("first step of all ranks" if first_step else "its checkpoint is loaded") if seen else "",
+        "back_by": back_by,
+        "trained_on_s": _round(ended_at - blow.at) if warned else None,
+        "still_s": _round(seen["t"] - ended_at) if seen and not fresh else None,
+        "saved_again_s": _round(again["t"] - seen["t"]) if again and seen else None,
         "resumed_from": resumed.get("step") if resumed else None,
         "steps_lost": incident.steps_lost if incident else None,
         "saved_first": clean,
-        "work_lost_s": 0.0 if clean else _round(blow.at - saved[-1]["t"]) if saved else None,
+        "work_lost_s": 0.0 if clean else _round(ended_at - saved[-1]) if saved else None,
         "requeues": len(allocated),
         "nodes_after": len(started.get("nodes") or []) if started else None,
     }
@@ -134,8 +146,12 @@ def _times(one: Outcome) -> str:
     parts = []
     if one.noticed_s is not None:
         parts.append(f"noticed after {one.noticed_s:.1f} s{f' as {one.cause}' if one.cause else ''}")
-    if one.back_s is not None:
+    if one.trained_on_s is not None and one.still_s is not None:
+        parts.append(f"trained on for {one.trained_on_s:.1f} s, then stood still for {one.still_s:.1f} s (until {one.back_by})")
+    elif one.back_s is not None:
         parts.append(f"back after {one.back_s:.1f} s ({one.back_by})")
+    if one.saved_again_s is not None:
+        parts.append(f"saved anew {one.saved_again_s:.1f} s later")
     return ": " + ", ".join(parts) if parts else ""
 
 

@@ -54,6 +54,28 @@ def test_a_script_without_a_run_is_judged_by_its_checkpoints() -> None:
     (one,) = outcomes([Blow("kill-rank", 10.0)], events)
     assert (one.ok, one.back_s, one.steps_lost, one.work_lost_s) == (True, 0.8, None, 2.0)
     assert "lost: up to 2.0 s of work, done again" in page([one], ABOUT)
+    assert one.saved_again_s is None
+    (one,) = outcomes([Blow("kill-rank", 10.0)], [*events, event("checkpoint_committed", 14.0, 2, step=6)])
+    assert one.saved_again_s == 3.2
+    assert "back after 0.8 s (its checkpoint is in place), saved anew 3.2 s later" in page([one], ABOUT)
+
+
+def test_a_script_that_trains_on_after_a_warning_stands_still_only_after_its_end() -> None:
+    events = [
+        event("checkpoint_committed", 8.0, step=5),
+        event("warning_received", 10.0, signal="SIGUSR2"),
+        event("warning_explained", 10.1, cause="time_limit"),
+        event("checkpoint_committed", 68.5, step=60),
+        event("attempt_stopped", 70.0, fault=False, cause="time_limit", saved=False),
+        event("allocation_started", 95.0, 1, 1, nodes=["n1"]),
+        event("attempt_started", 99.0, 2, 1, nodes=["n1"]),
+        event("resumed", 110.0, 2, 1, step=60),
+    ]
+    (one,) = outcomes([Blow("time-limit", 10.0)], events)
+    assert (one.back_s, one.trained_on_s, one.still_s, one.work_lost_s) == (100.0, 60.0, 40.0, 1.5)
+    text = page([one], ABOUT)
+    assert "trained on for 60.0 s, then stood still for 40.0 s (until its checkpoint is in place)" in text
+    assert "lost: up to 1.5 s of work, done again; 1 requeue" in text
 
 
 def test_a_start_from_scratch_is_no_survival() -> None:
@@ -76,6 +98,7 @@ def test_preempted_after_a_save_nothing_is_lost() -> None:
     ]
     (one,) = outcomes([Blow("preempt", 9.5, "job 7")], events)
     assert (one.ok, one.saved_first, one.requeues, one.back_s) == (True, True, 1, 13.5)
+    assert (one.trained_on_s, one.still_s) == (1.5, 12.0)
     assert "lost: nothing, it had saved first; 1 requeue, 1 node afterwards" in page([one], ABOUT)
 
 
