@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
 import shlex
@@ -185,14 +186,21 @@ class OnThisMachine:
             )  # fmt: skip
 
     def deal(self, fault: str) -> Blow:
-        launched = [event for event in read_events(self.run_dir) if event["event"] == "ranks_launched"][-1]
-        rank, pid = min((int(rank), int(pid)) for node in launched["pids"].values() for rank, pid in dict(node).items())
+        rank, pid = min(self._ranks())
         at = time.time()
         try:
             os.kill(pid, signal.SIGSTOP if fault == "hang-rank" else signal.SIGKILL)
         except ProcessLookupError:
             raise SandboxError(f"Rank {rank} is gone already", evidence=f"there is no process {pid}") from None
         return Blow(fault, at, f"rank {rank}")
+
+    def _ranks(self) -> list[tuple[int, int]]:
+        """Number and process of each rank of the newest attempt."""
+        events = read_events(self.run_dir) if self.run_dir.is_dir() else []
+        pids: dict[str, dict[str, int]] = next(
+            (event["pids"] for event in reversed(list(events)) if event["event"] == "ranks_launched"), {}
+        )
+        return [(int(rank), int(pid)) for node in pids.values() for rank, pid in dict(node).items()]
 
     def mend(self, fault: str) -> None:
         """The killed are buried by their agent."""
@@ -204,11 +212,17 @@ class OnThisMachine:
     def close(self) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
-            try:
-                self._process.wait(60)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            deadline, killed = time.monotonic() + 60, set[int]()
+            while self._process.poll() is None and time.monotonic() < deadline:
+                # nobody needs what they would save now, and a script without a Run never ends by itself
+                for pid in {pid for _, pid in self._ranks()} - killed:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                    killed.add(pid)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(0.5)
+            self._process.kill()
+            self._process.wait()
 
 
 def rehearse(stage: Stage, wish: Wish, *, say: Callable[[str], None]) -> list[Blow]:
