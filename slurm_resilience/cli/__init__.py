@@ -96,10 +96,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ResilienceError as error:
         print(f"slurm-resilience {name}: {error}", file=sys.stderr)
         return error.exit_code
-    except PermissionError as error:
+    except (PermissionError, IsADirectoryError, NotADirectoryError) as error:
         if error.filename is None:
             raise
-        refused = ConfigError(f"You may not use {error.filename}", evidence=f"{type(error).__name__}: {error}")
+        what = f"You may not use {error.filename}"
+        if isinstance(error, IsADirectoryError):
+            what = f"{error.filename} is a folder, and a file is needed there"
+        elif isinstance(error, NotADirectoryError):
+            what = f"{error.filename} cannot be reached: what should be a folder is a file"
+        refused = ConfigError(what, evidence=f"{type(error).__name__}: {error}")
         print(f"slurm-resilience {name}: {refused}", file=sys.stderr)
         return refused.exit_code
     except BrokenPipeError:

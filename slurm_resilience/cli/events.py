@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurm_resilience._atomic import read_json
+from slurm_resilience.cli.document import document
 from slurm_resilience.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -55,10 +55,9 @@ def execute(args: argparse.Namespace) -> int:
 
 def _refuse_before_the_start(run_dir: Path) -> None:
     """A run that was submitted and has not begun is no mistake in the folder's name."""
-    job = read_json(run_dir / "job.json")
-    if not isinstance(job, dict) and not (run_dir / "run.json").exists():
+    described = document(run_dir / "job.json")
+    if not described and not (run_dir / "run.json").exists():
         return
-    described = job if isinstance(job, dict) else {}
     number = f"job {described['job_id']}" if described.get("job_id") else ""
     in_slurm = number and described.get("cluster") == "slurm"
     look = f"`squeue -j {described['job_id']}`" if in_slurm else f"the logs in {run_dir / 'logs'}"

@@ -17,6 +17,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slurm_resilience.cli.document import document
 from slurm_resilience.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
@@ -78,12 +79,10 @@ def _record(client: SlurmClient, text: str) -> JobRecord:
 
 
 def _job_id(text: str) -> str:
-    from slurm_resilience._atomic import read_json
-
     for name in ("job.json", "supervisor.json"):
-        document = read_json(Path(text) / name)
-        if isinstance(document, dict) and re.fullmatch(r"\d+(_\d+|\+\d+)?", str(document.get("job_id", ""))):
-            return str(document["job_id"])
+        job_id = str(document(Path(text) / name).get("job_id", ""))
+        if re.fullmatch(r"\d+(_\d+|\+\d+)?", job_id):
+            return job_id
     raise ConfigError(
         f"{text!r} is neither a job id nor the folder of a run in Slurm",
         evidence="a job id looks like 4711 or 4711_3; the folder of a run holds job.json or supervisor.json",

@@ -8,6 +8,7 @@ writes a line for each change into anything else.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 import time
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurm_resilience._atomic import read_json
 from slurm_resilience.cli import which_run
+from slurm_resilience.cli.document import document
 from slurm_resilience.errors import ConfigError, ExitCode, SlurmError
 
 if TYPE_CHECKING:
@@ -109,8 +111,7 @@ def _in_slurm(job_id: str) -> bool:
 
 def _submitted_as(folder: Path) -> str:
     """The job that was last submitted for the run, "" for one that is not in Slurm."""
-    document = read_json(folder / "job.json")
-    return str(document.get("job_id") or "") if isinstance(document, dict) else ""
+    return str(document(folder / "job.json").get("job_id") or "")
 
 
 def _see(folder: Path) -> _Seen:
@@ -122,12 +123,14 @@ def _see(folder: Path) -> _Seen:
     for event in read_for_standing(folder):
         observer.apply(event)
         history.apply(event)
-    run = read_json(folder / "run.json")
-    budgets = dict((run.get("config") or {}).get("budgets") or {}) if isinstance(run, dict) else {}
-    if isinstance(run, dict) and not observer.standing.run_id:
+    run = document(folder / "run.json")
+    budgets = dict((run.get("config") or {}).get("budgets") or {})
+    if run and not observer.standing.run_id:
         observer.standing.run_id, observer.standing.argv = str(run.get("run_id", "")), tuple(map(str, run.get("argv") or ()))
     look_for_supervisor(observer.standing, folder, now=time.time())
-    live = read_json(folder / "live.json")
+    live: Any = None
+    with contextlib.suppress(OSError, ValueError):  # nothing depends on it
+        live = read_json(folder / "live.json")
     used = {cause: history.count(cause) for cause in budgets if history.count(cause)}
     return _Seen(folder, observer.standing, live if isinstance(live, dict) else {}, used, budgets)
 
