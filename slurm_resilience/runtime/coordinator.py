@@ -241,9 +241,9 @@ class Coordinator:
         if verdict is not None:
             can = self.config.requeue and self.spec.can_requeue
             cause, detail = verdict.cause, verdict.detail
-            script = self.spec.script_requeues
-            done = verdict.requeued
-            self._leave(decide_warned(cause, detail, already_requeued=done, can_requeue=can, by_script=script))
+            script, done, vain = self.spec.script_requeues, verdict.requeued, self.history.vain_limits
+            said = decide_warned(cause, detail, already_requeued=done, can_requeue=can, by_script=script, vain_limits=vain)
+            self._leave(said)
 
     def _on_leaving(self) -> None:
         if self.farewell is not None:

@@ -52,6 +52,8 @@ class History:
     excused: list[int] = field(default_factory=list)
     goes_back: bool = False  # the last attempt condemned the checkpoint that it had resumed from: the next takes an older one
     unexplained: int = 0
+    _vain_limits: int = 0
+    _progress_before: int = 0
     _resumed: bool = False
     supervisor_restarts: int = 0
     job_id: str = ""
@@ -88,6 +90,11 @@ class History:
     def count(self, cause: str) -> int:
         """How often ``cause`` has ended an attempt since the last progress."""
         return Counter(fault.cause for fault in self.faults)[cause]
+
+    @property
+    def vain_limits(self) -> int:
+        """How many allocations in a row, this one too, have brought no progress, if it is its time limit that ends this one."""
+        return self._vain_limits + (self.progress == self._progress_before)
 
     @property
     def lost(self) -> dict[str, Any] | None:
@@ -156,11 +163,16 @@ class History:
             # doing, with nobody looking, and forgives nothing.
             self._forgive()
         self.failed = False
+        self._progress_before = self.progress
         self.present.clear()
         self.job_id, self._pretend = job_id, job_id == "local"
         self.restart = int(event.get("restart", 0))
         self._unended = True
         self._abandon()
+
+    def _on_decided(self, event: Mapping[str, Any]) -> None:
+        if event.get("action") == "requeue" and event.get("cause") == "time_limit":
+            self._vain_limits = self.vain_limits
 
     def _on_agent_joined(self, event: Mapping[str, Any]) -> None:
         node, boot = str(event.get("node", "")), str(event.get("boot_id", ""))
@@ -207,6 +219,7 @@ class History:
         self.excused = [*self.excused, int(event["attempt"])][-_EXCUSES_KEPT:]
 
     def _forgive(self) -> None:
+        self._vain_limits = 0
         self.faults.clear()
         self.unexplained = 0
         self.supervisor_restarts = 0

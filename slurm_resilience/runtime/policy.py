@@ -18,6 +18,8 @@ MAX_SUPERVISOR_RESTARTS = 10
 RETURN_S = 30.0
 _BACK_OFF_S = (0.0, 0.0, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0)
 _SAME_EXCEPTION = 2
+# A job whose time is over before there is a new checkpoint would come back for ever: its limit is the same each time.
+_VAIN_LIMITS = 3
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,14 @@ def decide(history: History, now: Situation, config: ResilienceConfig) -> Decisi
     return _give_up(history, now, config) or _back_off(history, now) or _with_whom(now, config)
 
 
-def decide_warned(cause: Cause, detail: str, *, already_requeued: bool, can_requeue: bool, by_script: bool = False) -> Decision:
+def decide_warned(
+    cause: Cause, detail: str, *, already_requeued: bool, can_requeue: bool, by_script: bool = False, vain_limits: int = 0
+) -> Decision:
     """Requeue or stop, after everything has saved and ended on a warning.
 
     A cancelled job is never requeued, and neither is one whose cause nobody could tell: the recipe would bring a cancelled
-    job back to life.  ``by_script``: that is the batch script's to find out, which can ask.
+    job back to life.  ``by_script``: that is the batch script's to find out, which can ask.  ``vain_limits``: see
+    :class:`History`.
     Source: facts measured on Slurm 22.05, ``requeuehold`` answers 0 for a job in mid-cancel.
     """
     code = EXIT_CODE_OF[cause]
@@ -90,6 +95,12 @@ def decide_warned(cause: Cause, detail: str, *, already_requeued: bool, can_requ
         return Decision(
             "requeue", f"{why}: Slurm has requeued the job already, the run goes on in its next allocation", (), cause, code
         )
+    if cause is Cause.TIME_LIMIT and vain_limits >= _VAIN_LIMITS:
+        reason = (
+            f"{why}: {vain_limits} allocations in a row have brought no new checkpoint, and the next would end the same way: "
+            "give the job more time (--time), or have it warned later (--signal-delay-s)"
+        )
+        return Decision("stop", reason, (), cause, code)
     if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.NODE_LOST, Cause.NODE_DRAINED):
         if can_requeue:
             return Decision("requeue", f"{why}: the run goes on in a new allocation", (), cause, code)

@@ -56,7 +56,8 @@ def deadline(
 
     ``grace`` is the partition's GraceTime, where the caller knows it: Slurm shows no EndTime for a job without a time limit.
     ``margin_s`` is taken off ``soft_at`` for the way from the last save to the last exit.  An end that lies in the past,
-    or a record that says nothing, falls back to ``heard_at + kill_wait``.
+    or a record that says nothing, falls back to ``heard_at + kill_wait``; so does an end that is nearer than that, because
+    somebody has shortened the limit say: what begins then is no kill yet, and work that could be saved is worth the wait.
     """
     last_resort = Deadline(heard_at + kill_wait - margin_s, heard_at + kill_wait, "KillWait after the warning")
     end_at = record.end_at if record is not None else None
@@ -65,9 +66,10 @@ def deadline(
     if record is None or not record.state.running or end_at is None or end_at < heard_at:
         # COMPLETING, requeued, cancelled: TERM has been sent to everybody, KILL follows KillWait later
         return last_resort
+    soft_at = max(end_at, heard_at + kill_wait) - margin_s
     if record.preempt_at is not None:
-        return Deadline(end_at - margin_s, end_at + kill_wait, "end of the grace period (PreemptTime is set)")
-    return Deadline(end_at - margin_s, end_at + kill_wait, "time limit of the job")
+        return Deadline(soft_at, end_at + kill_wait, "end of the grace period (PreemptTime is set)")
+    return Deadline(soft_at, end_at + kill_wait, "time limit of the job")
 
 
 def before_maintenance(start_at: float, name: str, otherwise: Deadline, *, margin_s: float = 2.0) -> Deadline:

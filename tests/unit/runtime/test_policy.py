@@ -138,6 +138,34 @@ def test_after_a_warning(cause: Cause, already: bool, can: bool, action: str) ->
     assert "as Slurm says" in decision.reason
 
 
+def test_a_time_limit_that_comes_before_there_is_a_checkpoint_is_not_tried_for_ever() -> None:
+    def after(*lives: str) -> History:
+        history = History()
+        for restart, life in enumerate(lives):
+            history.apply({"event": "allocation_started", "job_id": "7", "restart": restart})
+            if life == "saves":
+                history.apply({"event": "checkpoint_committed", "step": restart})
+            if restart < len(lives) - 1:
+                cause = "preemption" if life == "preempted" else "time_limit"
+                history.apply({"event": "decided", "action": "requeue", "cause": cause})
+        return history
+
+    def asked(history: History, cause: Cause = Cause.TIME_LIMIT, **more: bool) -> Decision:
+        ways = {"already_requeued": False, "can_requeue": True, **more}
+        return decide_warned(cause, "1 s left", vain_limits=history.vain_limits, **ways)
+
+    assert asked(after("vain", "vain")).action == "requeue"
+    over = asked(after("vain", "vain", "vain"))
+    assert (over.action, over.exit_code) == ("stop", ExitCode.TIME_LIMIT)
+    assert "3 allocations" in over.reason
+    assert "--time" in over.reason
+    assert asked(after("saves", "vain", "vain")).action == "requeue"
+    assert asked(after("vain", "vain", "saves")).action == "requeue"
+    assert asked(after("preempted", "preempted", "preempted")).action == "requeue"
+    assert asked(after("vain", "vain", "vain"), Cause.PREEMPTION).action == "requeue"
+    assert asked(after("vain", "vain", "vain"), already_requeued=True).action == "requeue"
+
+
 def test_evidence_is_added_to_a_reason_only_where_there_is_some() -> None:
     decision = Decision("stop", "too few")
     assert decision.because("").reason == "too few"

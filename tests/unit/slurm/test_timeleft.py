@@ -29,6 +29,17 @@ def test_before_the_time_limit() -> None:
     assert "time limit" in found.source
 
 
+def test_an_end_that_is_nearer_than_killwait_leaves_killwait() -> None:
+    """After `scontrol update TimeLimit` the warning comes when the job's time is over, or nearly."""
+    record = job("job-running.txt")
+    assert record.end_at is not None
+    for left_s in (0.0, 3.0, 10.0):
+        found = deadline(record, heard_at=record.end_at - left_s, kill_wait=10.0, margin_s=2.0)
+        assert found.left_s(record.end_at - left_s) == 8.0
+        assert found.soft_at <= found.kill_at - 2.0
+    assert deadline(record, heard_at=record.end_at - 15.0, kill_wait=10.0, margin_s=2.0).left_s(record.end_at - 15.0) == 13.0
+
+
 @pytest.mark.parametrize(
     "name", ["job-cancelled-completing.txt", "job-requeued-completing.txt", "job-timelimit-completing.txt", None]
 )
