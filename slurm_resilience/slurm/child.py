@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurm_resilience.slurm.failures import CommandMissing, CommandTimeout
+from slurm_resilience.slurm.failures import CommandMissing, CommandNotStarted, CommandTimeout
 
 SHIELDED = (signal.SIGTERM, signal.SIGCONT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 
@@ -46,7 +46,8 @@ def run(
 ) -> Finished:
     """Run ``argv`` to its end, at most ``timeout_s`` seconds, shielded from the signals of a job's end.
 
-    Raises :class:`CommandMissing` when there is no such command, :class:`CommandTimeout` when it had to be killed.
+    Raises :class:`CommandMissing` when there is no such command, :class:`CommandNotStarted` when it could not be started now,
+    :class:`CommandTimeout` when it had to be killed.
     A code other than 0 is for the caller to judge.  ``folder``: where it runs, for commands that leave files behind.
     """
     started = time.monotonic()
@@ -69,6 +70,12 @@ def run(
             f"There is no command {argv[0]!r} here",
             evidence=f"it is not on PATH={env.get('PATH', '')}",
             remedy="run this where Slurm's client commands are installed, or put them on PATH (in a container: bind them in)",
+        ) from error
+    except OSError as error:
+        raise CommandNotStarted(
+            f"`{' '.join(argv)}` could not be started",
+            evidence=f"{type(error).__name__}: {error}",
+            remedy="this machine has run out of memory, processes or open files, or may not execute it; nothing was asked of Slurm",
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

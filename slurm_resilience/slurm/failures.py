@@ -17,6 +17,10 @@ class ControllerUnreachable(SlurmError):
     """slurmctld (or slurmdbd) did not answer the command: nothing is known, and trying again is right."""
 
 
+class CommandNotStarted(ControllerUnreachable):
+    """This machine could not start the command at this moment: no memory, no process, no file left to be had."""
+
+
 class NoSuchJob(SlurmError):
     """The controller knows no job of that id (any more)."""
 

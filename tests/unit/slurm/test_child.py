@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience.slurm import child
-from slurm_resilience.slurm.failures import CommandMissing, CommandTimeout
+from slurm_resilience.slurm.failures import CommandMissing, CommandTimeout, ControllerUnreachable
 
 SHOOT_MYSELF = (
     "import os, signal\n"
@@ -33,6 +34,19 @@ def test_the_caller_is_as_open_to_signals_as_before() -> None:
         assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def test_a_machine_that_cannot_start_it_now_is_asked_again_later() -> None:
+    """An OSError would end the thread that asks, and a warning would stay without an answer."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+    try:
+        with pytest.raises(ControllerUnreachable, match="could not be started") as refused:
+            child.run(["true"], timeout_s=10)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    assert "Too many open files" in refused.value.evidence
+    assert child.run(["true"], timeout_s=10).code == 0
 
 
 def test_a_command_that_does_not_answer_is_killed_in_time() -> None:
