@@ -45,7 +45,7 @@ class Tracer:
         self._process = subprocess.Popen(
             ["strace", "-qq", "-p", str(pid), *options], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
         )
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while "TracerPid:\t0\n" in Path(f"/proc/{pid}/status").read_text():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.stop()
@@ -55,10 +55,10 @@ class Tracer:
     def stop(self) -> None:
         if self._process.poll() is None:
             self._process.terminate()
-        self._process.wait(20)
+        self._process.wait(60)
 
 
-def wait_for_stop(pid: int, *, unless: Callable[[], bool], within_s: float = 30.0) -> bool:
+def wait_for_stop(pid: int, *, unless: Callable[[], bool], within_s: float = 90.0) -> bool:
     """Wait until a signal has stopped the process; False when ``unless`` came true first."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
@@ -75,12 +75,17 @@ def wait_for_stop(pid: int, *, unless: Callable[[], bool], within_s: float = 30.
 
 
 def _group_stopped(pid: int) -> bool:
-    """Stopped for good, and not only for a moment by its tracer: it stays so."""
+    """Stopped for good, and not only for a moment by its tracer: it stays so while the tracer has nothing to do."""
+    tracer = re.search(r"^TracerPid:\t(\d+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
     for _ in range(25):
         time.sleep(0.002)
-        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "Tt":
+        if _state(pid) not in "Tt" or (tracer is not None and tracer[1] != "0" and _state(int(tracer[1])) != "S"):
             return False
     return True
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 @dataclass(frozen=True)

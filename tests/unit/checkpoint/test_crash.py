@@ -74,12 +74,12 @@ class Ranks:
         for rank in (0, 1):
             os.mkfifo(pipes / f"go{rank}")
         given = (str(root), str(pipes), keep_last, locks)
-        self.ranks: list[tuple[Any, Connection]] = worlds.start(2, _save_when_told, *given, timeout_s=20)
+        self.ranks: list[tuple[Any, Connection]] = worlds.start(2, _save_when_told, *given, timeout_s=100)
         self.pids = [self._pid(rank) for rank in (0, 1)]
 
     def _pid(self, rank: int) -> int:
         path = self._pipes / f"ready{rank}"
-        worlds.wait_until(lambda: path.exists() and path.read_text() != "", 60, f"rank {rank} is not ready")
+        worlds.wait_until(lambda: path.exists() and path.read_text() != "", 120, f"rank {rank} is not ready")
         return int(path.read_text())
 
     def go(self) -> list[Any]:
@@ -93,7 +93,7 @@ class Ranks:
             os.close(fd)
 
     def results(self) -> list[Any]:
-        return worlds.collect(self.ranks, within_s=60)
+        return worlds.collect(self.ranks, within_s=240)
 
 
 def check(root: Path, *, committed: bool, attempt: int = 2) -> int:

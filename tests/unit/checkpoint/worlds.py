@@ -22,7 +22,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
-GROUP_TIMEOUT_S = 30
+GROUP_TIMEOUT_S = 100
 PRELOAD = [
     "torch",
     "torch._dynamo",  # fully_shard imports it at its first call: seconds a rank, in each world
@@ -73,7 +73,7 @@ def start(
     return ranks
 
 
-def collect(ranks: Sequence[tuple[Any, multiprocessing.connection.Connection]], *, within_s: float = 120.0) -> list[Any]:
+def collect(ranks: Sequence[tuple[Any, multiprocessing.connection.Connection]], *, within_s: float = 240.0) -> list[Any]:
     """The results; :class:`Killed` for a rank that was killed.  Raises :class:`RankFailed` when one raised."""
     deadline = time.monotonic() + within_s
     results: list[Any] = []
@@ -84,7 +84,7 @@ def collect(ranks: Sequence[tuple[Any, multiprocessing.connection.Connection]], 
             try:
                 ok, value = pickle.loads(pipe.recv_bytes())
             except EOFError:
-                process.join(5)
+                process.join(60)
                 results.append(Killed(process.exitcode))
                 continue
             if not ok:
@@ -102,7 +102,7 @@ def collect(ranks: Sequence[tuple[Any, multiprocessing.connection.Connection]], 
 
 
 def run(
-    world: int, work: Callable[..., Any], *args: Any, within_s: float = 120.0, timeout_s: float = GROUP_TIMEOUT_S
+    world: int, work: Callable[..., Any], *args: Any, within_s: float = 240.0, timeout_s: float = GROUP_TIMEOUT_S
 ) -> list[Any]:
     """Start a world and wait for its results."""
     return collect(start(world, work, *args, timeout_s=timeout_s), within_s=within_s)
