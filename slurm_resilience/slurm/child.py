@@ -75,7 +75,7 @@ def run(
         raise CommandNotStarted(
             f"`{' '.join(argv)}` could not be started",
             evidence=f"{type(error).__name__}: {error}",
-            remedy="this machine has run out of memory, processes or open files, or may not execute it; nothing was asked of Slurm",
+            remedy="this machine has run out of memory, processes or open files, or may not execute it; Slurm was not asked",
         ) from error
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
