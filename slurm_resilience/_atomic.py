@@ -49,6 +49,19 @@ def write_atomic(path: str | os.PathLike[str], data: bytes | str, *, mode: int =
         fsync_dir(path.parent)
 
 
+def write_output(path: str | os.PathLike[str], data: bytes | str) -> None:
+    """Write a file that somebody has named: a regular or new one as a whole, anything else by opening it.
+
+    Never replaces a device, a pipe or a link: for root, ``/dev/null`` would become an ordinary file for the whole machine.
+    """
+    path = Path(path)
+    if path.exists() and (path.is_symlink() or not path.is_file()):
+        with open(path, "wb") as file:
+            file.write(data.encode() if isinstance(data, str) else data)
+    else:
+        write_atomic(path, data, durable=False)
+
+
 def write_json_atomic(path: str | os.PathLike[str], value: Any, *, mode: int = 0o644, durable: bool = True) -> None:
     """:func:`write_atomic` of one JSON document; NaN and Infinity are refused, since they are not JSON."""
     write_atomic(path, json.dumps(value, allow_nan=False, sort_keys=True) + "\n", mode=mode, durable=durable)

@@ -41,11 +41,12 @@ def export(store: CheckpointStore, args: argparse.Namespace) -> int:
 def _export(store: CheckpointStore, entry: Entry, out: Path, args: argparse.Namespace) -> int:
     if args.name == LATEST:
         say_passed_over(store, entry)
-    if os.path.lexists(out) and (out.is_dir() or not args.force):
+    fixed = out.exists() and not out.is_file()  # a folder, or a device: for root, /dev/null would be gone
+    if os.path.lexists(out) and (fixed or not args.force):
         raise ConfigError(
             f"{out} is there already",
             evidence="nothing was written",
-            remedy="give another path" + ", or --force" * (not out.is_dir()),
+            remedy="give another path" + ", or --force" * (not fixed),
         )
     if not out.absolute().parent.is_dir():
         raise ConfigError(f"There is no folder {out.absolute().parent}", remedy="make it first")

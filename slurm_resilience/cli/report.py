@@ -20,14 +20,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Write it."""
-    from slurm_resilience._atomic import write_atomic
+    from slurm_resilience._atomic import write_output
     from slurm_resilience.observe.report.page import headline, render
     from slurm_resilience.observe.report.story import read
 
     folder, _ = which_run.find(args.run)
     story = read(folder)
     try:
-        write_atomic(args.output, render(story), durable=False)
+        write_output(args.output, render(story))
     except OSError as error:
         raise ConfigError(f"{args.output} cannot be written", evidence=f"{type(error).__name__}: {error}") from error
     print(f"{headline(story)}\n{args.output.absolute()}")

@@ -29,7 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Make it, and bring it where it shall go."""
-    from slurm_resilience._atomic import write_atomic
+    from slurm_resilience._atomic import write_output
     from slurm_resilience.observe.events import FILE_NAME, read_events
     from slurm_resilience.observe.incidents import Incidents
     from slurm_resilience.observe.traces import document
@@ -47,7 +47,7 @@ def execute(args: argparse.Namespace) -> int:
         _post(args.endpoint, made)
     if args.output:
         try:
-            write_atomic(args.output, json.dumps(made) + "\n", durable=False)
+            write_output(args.output, json.dumps(made) + "\n")
         except OSError as error:
             raise ConfigError(f"{args.output} cannot be written", evidence=f"{type(error).__name__}: {error}") from error
     if args.endpoint or args.output:

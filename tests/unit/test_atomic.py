@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from slurm_resilience._atomic import read_json, write_atomic, write_json_atomic
+from slurm_resilience._atomic import read_json, write_atomic, write_json_atomic, write_output
 
 
 def test_content_and_mode_arrive_and_nothing_else_is_left(tmp_path: Path) -> None:
@@ -84,3 +84,32 @@ def test_a_writer_killed_at_any_moment_leaves_an_old_or_a_new_file(tmp_path: Pat
         found = json.loads(target.read_text())
         assert len(found) == 20000
         assert len(set(found)) == 1
+
+
+def test_a_device_a_pipe_and_a_link_that_somebody_names_are_written_into_and_never_replaced(tmp_path: Path) -> None:
+    """`report --output /dev/null` by root made an ordinary file of it, and nobody else could open it any more."""
+    plain, link, null, pipe = (tmp_path / name for name in ("plain", "link", "null", "pipe"))
+    write_output(plain, "old and long")
+    before = plain.stat().st_ino
+    write_output(plain, "new")
+    assert plain.stat().st_ino != before, "a regular file is replaced as a whole"
+
+    link.symlink_to(plain)
+    write_output(link, "through")
+    assert link.is_symlink()
+    assert plain.read_text() == "through"
+
+    null.symlink_to(os.devnull)
+    write_output(null, "away")
+    assert null.is_symlink()
+    assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
+
+    os.mkfifo(pipe)
+    read: list[str] = []
+    reader = threading.Thread(target=lambda: read.append(pipe.read_text()))
+    reader.start()
+    write_output(pipe, "heard")
+    reader.join(30)
+    assert read == ["heard"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "null", "pipe", "plain"]
