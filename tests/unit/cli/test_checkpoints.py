@@ -311,3 +311,13 @@ def test_an_ending_that_names_no_format_is_refused(root: Path, tmp_path: Path, c
     assert main(["checkpoints", "export", str(root), "-o", str(tmp_path / "x.bin")]) == ExitCode.CONFIG_ERROR
     assert ".safetensors or .pt" in capsys.readouterr().err
     assert not (tmp_path / "x.bin").exists()
+
+
+def test_force_replaces_files_only(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    device = tmp_path / "null.pt"  # a link, so that a failure costs nobody his /dev/null
+    device.symlink_to("/dev/null")
+    assert main(["checkpoints", "export", str(root), "-o", str(device), "--force"]) == ExitCode.CONFIG_ERROR
+    said = capsys.readouterr().err
+    assert "is there already" in said
+    assert "--force" not in said
+    assert device.is_symlink()
