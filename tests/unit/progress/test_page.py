@@ -24,7 +24,7 @@ def test_a_new_page_says_that_nothing_was_reported_yet(path: Path) -> None:
     reader = PageReader(path)
     seen = reader.read()
     assert (seen.step, seen.beats, seen.phase, seen.done) == (-1, 0, Phase.INIT, False)
-    assert 0 <= seen.age_s < 5
+    assert 0 <= seen.age_s < 60
     assert path.stat().st_size == PAGE_BYTES
     assert path.stat().st_mode & 0o777 == 0o600
     assert PageWriter(path).orders() == Orders(False, 0, None, "")
@@ -77,7 +77,7 @@ def test_it_is_seen_from_another_process_at_once(path: Path) -> None:
         assert child.stdout.readline() == f"{step}\n"
         assert reader.read().step == step
     child.stdin.close()
-    assert child.wait(10) == 0
+    assert child.wait(60) == 0
     assert reader.read().step == 10**15  # a page outlives its rank
 
 

@@ -21,16 +21,16 @@ SHOOT_MYSELF = (
 
 
 def test_a_command_survives_the_signals_of_a_jobs_end() -> None:
-    done = child.run([sys.executable, "-c", SHOOT_MYSELF], timeout_s=20)
+    done = child.run([sys.executable, "-c", SHOOT_MYSELF], timeout_s=60)
     assert (done.code, done.out) == (0, "alive\n")
 
 
 def test_the_caller_is_as_open_to_signals_as_before() -> None:
     before = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     try:
-        child.run(["true"], timeout_s=10)
+        child.run(["true"], timeout_s=60)
         with pytest.raises(CommandMissing):
-            child.run(["there-is-no-such-command"], timeout_s=10)
+            child.run(["there-is-no-such-command"], timeout_s=60)
         assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -42,26 +42,26 @@ def test_a_machine_that_cannot_start_it_now_is_asked_again_later() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
     try:
         with pytest.raises(ControllerUnreachable, match="could not be started") as refused:
-            child.run(["true"], timeout_s=10)
+            child.run(["true"], timeout_s=60)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert "Too many open files" in refused.value.evidence
-    assert child.run(["true"], timeout_s=10).code == 0
+    assert child.run(["true"], timeout_s=60).code == 0
 
 
 def test_a_command_that_does_not_answer_is_killed_in_time() -> None:
     started = time.monotonic()
     with pytest.raises(CommandTimeout, match="gave no answer") as caught:
         child.run(
-            [sys.executable, "-c", "import sys, time; print('half', file=sys.stderr, flush=True); time.sleep(60)"],
-            timeout_s=2.0,
+            ["sh", "-c", "echo half >&2; exec sleep 600"],
+            timeout_s=4.0,
         )
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 100
     assert "half" in caught.value.evidence
 
 
 def test_what_it_said_is_kept(tmp_path: Path) -> None:
-    done = child.run(["sh", "-c", "pwd; echo broken >&2; exit 3"], timeout_s=10, folder=str(tmp_path))
+    done = child.run(["sh", "-c", "pwd; echo broken >&2; exit 3"], timeout_s=60, folder=str(tmp_path))
     assert done.code == 3
     assert done.out == f"{tmp_path}\n"
     assert "code 3" in done.evidence
@@ -71,7 +71,7 @@ def test_what_it_said_is_kept(tmp_path: Path) -> None:
 def test_it_speaks_plainly() -> None:
     said = child.run(
         ["sh", "-c", "echo $LC_ALL $TZ $SLURM_TIME_FORMAT"],
-        timeout_s=10,
+        timeout_s=60,
         environment={"LC_ALL": "de_DE", "PATH": "/bin:/usr/bin"},
     )
     assert said.out.split() == ["C", "UTC", "standard"]

@@ -28,7 +28,7 @@ def answering(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
         (bin_dir / command).write_text(script)
         (bin_dir / command).chmod(0o755)
         monkeypatch.setenv("PATH", f"{bin_dir}{os.pathsep}{os.environ['PATH']}")
-        return CommandClient(timeout_s=20)
+        return CommandClient(timeout_s=60)
 
     make.arguments = lambda: (bin_dir / "arguments").read_text().splitlines()  # type: ignore[attr-defined]
     return make
