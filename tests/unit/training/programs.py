@@ -178,14 +178,18 @@ def train_slow_saves(total: int) -> dict[str, Any]:
 
 
 def train_held(total: int, hold: str, pace_s: float = 0.0, **options: Any) -> dict[str, Any]:
-    """Nothing is written to the checkpoint root for as long as there is a file ``hold``: saves stay in flight."""
+    """Nothing is written to the checkpoint root for as long as there is a file ``hold``: saves stay in flight.
+
+    A file ``hold``.held tells that one does, which one that was begun before need not.
+    """
     import slurm_resilience.checkpoint.dcp.saving as module
 
     write = module.write_shard
 
     def held(directory: Path, *args: Any) -> Any:
         while os.path.exists(hold) and "rank0" not in str(directory):  # copies in memory go on
-            time.sleep(0.005)
+            with open(f"{hold}.held", "w"):
+                time.sleep(0.005)
         return write(directory, *args)
 
     module.write_shard = held  # type: ignore[assignment]

@@ -45,8 +45,8 @@ def kill_all(run_dir: Path, supervisor: subprocess.Popen[bytes]) -> None:
     seen = cast.look(run_dir)
     for process in [*seen.supervisors, *seen.agents.values()]:
         process.send(signal.SIGKILL)
-    supervisor.wait(30)
-    deadline = time.monotonic() + 30
+    supervisor.wait(90)
+    deadline = time.monotonic() + 90
     while cast.look(run_dir).ranks:
         assert time.monotonic() < deadline, "ranks outlive their agents"
         time.sleep(0.05)

@@ -77,7 +77,7 @@ def test_all_ranks_stop_after_the_same_step_though_one_is_slow_and_one_was_asked
     """Lightning#20806: rank 0 left at step N, the others waited for it in N's collective."""
     started = start(3, programs.train_slow, 1000, run_dir=tmp_path, settings=EVERY_3)
     started.until(lambda: all(one.step >= 1 for one in started.progress()))
-    deadline = time.time() + 60
+    deadline = time.time() + 600
     started.pages[2].order(stop=True, cause="preemption", deadline=deadline)
     started.until(lambda: all(page.read().done for page in started.pages))
     assert all(one.phase in (Phase.STEP, Phase.USER) for one in started.progress())
@@ -104,16 +104,22 @@ def test_a_save_that_cannot_end_in_time_is_not_begun(tmp_path: Path) -> None:
 
 
 def test_an_order_to_save_is_obeyed_once_per_number(tmp_path: Path) -> None:
-    started = start(2, programs.train_slow, 12, run_dir=tmp_path, settings={"checkpoint": {"every_min": None, "keep_last": 9}})
+    settings = {"checkpoint": {"every_min": None, "keep_last": 9}}
+    started = start(2, programs.train_slow, 100_000, run_dir=tmp_path, settings=settings)
     started.until(lambda: all(one.step >= 1 for one in started.progress()))
     for page in started.pages:
         page.order(save=1)
     started.until(lambda: len(started.of("checkpoint_committed")) == 1)
     started.pages[0].order(save=2)
-    started.results()
+    started.until(lambda: len(started.of("checkpoint_committed")) == 2)
+    second = started.of("checkpoint_committed")[1]["fields"]["step"]
+    started.until(lambda: all(one.step >= second + 3 for one in started.progress()))
+    for page in started.pages:
+        page.order(stop=True, save=2, cause="cancelled")
+    (step,) = {one["step"] for one in started.results()}
     steps = [fact["fields"]["step"] for fact in started.of("checkpoint_committed")]
     assert len(steps) == 3
-    assert steps[-1] == 12
+    assert steps[-1] == step
 
 
 def test_facts_come_from_whom_they_should(tmp_path: Path) -> None:
@@ -132,10 +138,8 @@ def test_facts_come_from_whom_they_should(tmp_path: Path) -> None:
     again = start(2, programs.train, 6, run_dir=tmp_path, attempt=2, settings=EVERY_3)
     again.results()
     assert {fact["fields"]["name"] for fact in again.of("phase_done")} == {"load", "restore", "verify"}
-    assert [(fact["rank"], fact["fields"]["step"], fact["fields"]["world"]) for fact in again.of("resumed")] == [
-        (0, 4, 2),
-        (1, 4, 2),
-    ]
+    resumed = [(fact["rank"], fact["fields"]["step"], fact["fields"]["world"]) for fact in again.of("resumed")]
+    assert sorted(resumed) == [(0, 4, 2), (1, 4, 2)]
 
 
 def test_damage_that_one_rank_alone_reads_condemns_the_entry_for_all(tmp_path: Path) -> None:
@@ -163,10 +167,10 @@ def test_a_lost_peer_is_an_error_and_not_a_wait(tmp_path: Path) -> None:
     started = start(2, programs.train_slow, 1000, run_dir=tmp_path, settings=EVERY_3)
     started.until(lambda: all(one.step >= 1 for one in started.progress()))
     started.kill(1)
-    began = time.monotonic()
-    with pytest.raises(RankError):
-        started.results(within_s=20)
-    assert time.monotonic() - began < 15
+    assert started.answers[0].poll(100), "a group's own time-out is half an hour"
+    said = started.answers[0].recv()
+    started.end()
+    assert said[0] == "error", said
 
 
 def test_ranks_that_see_different_newest_checkpoints_follow_rank_0(tmp_path: Path) -> None:
