@@ -11,7 +11,9 @@ from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 from slurm_resilience.observe.duration import short
-from slurm_resilience.observe.incidents import PHASES, faults, numbered
+from slurm_resilience.observe.incidents import PHASES, Incident, faults, numbered
+from slurm_resilience.observe.report import thinning
+from slurm_resilience.observe.report.story import Span as Attempt
 from slurm_resilience.observe.report.story import Story
 
 WIDTH = 960
@@ -37,37 +39,44 @@ def timeline(story: Story) -> str:
         return _LEFT + (min(max(t, story.start), story.end) - story.start) / length * (WIDTH - _LEFT - _RIGHT)
 
     parts = [_label(_LEFT - 8, lanes_top + 15, "run", anchor="end")]
-    for span in story.account.spans:
-        if span.end > span.start:
-            words = f"{KIND_NAMES[span.kind]}, {short(span.end - span.start)}"
-            parts.append(_bar(x(span.start), x(span.end), lanes_top, lane, f"k-{span.kind}", words))
+    wide = WIDTH - _LEFT - _RIGHT
+    spans = [span for span in story.account.spans if span.end > span.start]
+    fine = thinning.narrowest(len(spans), thinning.MOST_BARS, wide)
+    for group in thinning.grouped(spans, lambda span: x(span.start), lambda span: x(span.end), fine):
+        kind = thinning.main_kind(group)
+        words = f"{'' if len(group) == 1 else 'mostly '}{KIND_NAMES[kind]}, {short(group[-1].end - group[0].start)}"
+        parts.append(_bar(x(group[0].start), x(group[-1].end), lanes_top, lane, f"k-{kind}", words))
+    fine = thinning.narrowest(len(story.attempts) * len(shown), thinning.MOST_BARS, wide, lanes=len(shown))
     for place, name in enumerate(shown, start=1):
         y = lanes_top + place * (lane + gap)
         parts.append(_label(_LEFT - 8, y + 15, name if len(name) <= 12 else f"{name[:11]}…", anchor="end"))
-        for attempt in story.attempts:
-            if name in attempt.nodes:
-                left, right = x(attempt.start), x(attempt.end)
-                ended = f", ended by {attempt.end_cause}" if attempt.end_cause else ""
-                ranks = f"{attempt.world} rank{'s' if attempt.world != 1 else ''}"
-                words = f"attempt {attempt.number} on {ranks}, {short(attempt.end - attempt.start)}{ended}"
-                parts.append(_bar(left, right, y, lane, f"attempt a{attempt.number % 2}", words))
-                if right - left > 22:
-                    parts.append(_label((left + right) / 2, y + 15, str(attempt.number), "on-bar", anchor="middle"))
+        here = [attempt for attempt in story.attempts if name in attempt.nodes]
+        for some in thinning.grouped(here, lambda one: x(one.start), lambda one: x(one.end), fine):
+            left, right = x(some[0].start), x(some[-1].end)
+            parts.append(_bar(left, right, y, lane, f"attempt a{some[0].number % 2}", _attempts(some)))
+            if right - left > 22 and len(some) == 1:
+                parts.append(_label((left + right) / 2, y + 15, str(some[0].number), "on-bar", anchor="middle"))
     if len(names) > len(shown):
         parts.append(_label(_LEFT, bottom + 4, f"and {len(names) - len(shown)} more nodes", "quiet"))
     free = [0.0, 0.0]  # up to where each of the two rows of labels is taken
-    for number, incident in numbered(story.incidents):
+    fine = thinning.narrowest(len(story.incidents), thinning.MOST_FLAGS, wide)
+    for among in thinning.grouped(numbered(story.incidents), lambda one: x(one[1].t), lambda one: x(one[1].t), fine):
+        number, incident = among[0]
         at = x(incident.t)
+        if len(among) > 1:
+            words = f"{len(among)} incidents, from {_stamp_of(among[0])} to {_stamp_of(among[-1])}"
+            parts.append(f'<path class="flag" d="M{at:.1f} 44V{bottom - gap}"><title>{escape(words)}</title></path>')
+            continue
         brief = f"{number}" if number is not None else "moved" if incident.cause == "requeued" else "end"
         where = f" on {incident.node}" if incident.node else ""
         words = f"{brief}. {incident.cause}{where}" if number is not None else incident.cause
         parts.append(f'<path class="flag" d="M{at:.1f} 44V{bottom - gap}"><title>{escape(words)}</title></path>')
         for row, text in ((0, words), (1, words), (0, brief), (1, brief)):
-            wide = 7.6 * len(text)
-            left = min(at, WIDTH - _RIGHT - wide)
+            length_px = 7.6 * len(text)
+            left = min(at, WIDTH - _RIGHT - length_px)
             if left >= free[row]:
                 parts.append(_label(left, 38 - 18 * row, text, "flag-label"))
-                free[row] = left + wide + 8
+                free[row] = left + length_px + 8
                 break
     for tick, text in time_ticks(length):
         at = x(story.start + tick)
@@ -75,6 +84,20 @@ def timeline(story: Story) -> str:
         parts.append(_label(at, bottom + 22, text, "quiet", anchor="middle"))
     said = f"{len(story.attempts)} attempts and {len(faults(story.incidents))} incidents in {short(length)}."
     return _figure("What happened when", said, height, parts)
+
+
+def _attempts(some: Sequence[Attempt]) -> str:
+    if len(some) > 1:
+        return f"attempts {some[0].number} to {some[-1].number}, {short(some[-1].end - some[0].start)}"
+    one = some[0]
+    ended = f", ended by {one.end_cause}" if one.end_cause else ""
+    ranks = f"{one.world} rank{'s' if one.world != 1 else ''}"
+    return f"attempt {one.number} on {ranks}, {short(one.end - one.start)}{ended}"
+
+
+def _stamp_of(one: tuple[int | None, Incident]) -> str:
+    number, incident = one
+    return f"{number}" if number is not None else incident.cause
 
 
 def curve(story: Story) -> str:
@@ -101,18 +124,27 @@ def curve(story: Story) -> str:
             at = float(place(int(tick), low).partition(",")[0])
             parts.append(_label(at, height - 22, f"{int(tick):,}", "quiet", anchor="middle"))
     parts.append(_label(_LEFT + wide / 2, height - 4, "step", "quiet", anchor="middle"))
-    for one in curves:
-        kept = [place(step, loss) for step, loss in zip(one.steps, one.losses, strict=True) if step <= one.kept_to]
-        again = [place(step, loss) for step, loss in zip(one.steps, one.losses, strict=True) if step > one.kept_to]
+    strokes: dict[str, list[tuple[str, str]]] = {"curve": [], "again": []}
+    for one, points in zip(curves, thinning.thinned(curves), strict=True):
+        kept = [place(step, loss) for step, loss in points if step <= one.kept_to]
+        again = [place(step, loss) for step, loss in points if step > one.kept_to]
         words = escape(f"attempt {one.attempt}")
         if kept:
-            parts.append(f'<polyline class="curve" points="{" ".join(kept)}"><title>{words}</title></polyline>')
+            strokes["curve"].append((words, " ".join(kept)))
         if again:
-            joined = " ".join([*kept[-1:], *again])
-            parts.append(f'<polyline class="again" points="{joined}"><title>{words}, done again later</title></polyline>')
-    for one in curves[1:]:
-        at = float(place(one.steps[0], low).partition(",")[0])
-        parts.append(f'<path class="flag" d="M{at:.1f} {top}v{tall}"><title>attempt {one.attempt} goes on here</title></path>')
+            strokes["again"].append((f"{words}, done again later", " ".join([*kept[-1:], *again])))
+    for kind, lines in strokes.items():
+        if len(curves) > thinning.MOST_CURVES:  # one stroke: a name for each would be most of the page
+            parts.append(f'<path class="{kind}" d="{"".join(f"M{points}" for _, points in lines)}"/>')
+        else:
+            parts += [
+                f'<polyline class="{kind}" points="{points}"><title>{words}</title></polyline>' for words, points in lines
+            ]
+    fine = thinning.narrowest(len(curves), thinning.MOST_CURVES, wide)
+    begins = [(float(place(one.steps[0], low).partition(",")[0]), one.attempt) for one in curves[1:]]
+    for some in thinning.grouped(begins, lambda one: one[0], lambda one: one[0], fine):
+        words = f"attempt {some[0][1]} goes on here" if len(some) == 1 else f"attempts {some[0][1]} to {some[-1][1]} go on here"
+        parts.append(f'<path class="flag" d="M{some[0][0]:.1f} {top}v{tall}"><title>{words}</title></path>')
     final = next(loss for loss in reversed(curves[-1].losses))
     said = f"From {curves[0].losses[0]:.4g} to {final:.4g} over {last - first + 1:,} steps, by {len(curves)} attempts."
     return _figure("Loss", said, height, parts)

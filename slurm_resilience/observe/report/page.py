@@ -10,7 +10,7 @@ from slurm_resilience import __version__
 from slurm_resilience.observe.duration import short
 from slurm_resilience.observe.incidents import PHASES, Incident, faults, moves, numbered, still_open
 from slurm_resilience.observe.references import REFERENCES
-from slurm_resilience.observe.report import figures
+from slurm_resilience.observe.report import figures, thinning
 from slurm_resilience.observe.report.story import Story
 
 _TEMPLATE = "page.html"
@@ -26,6 +26,8 @@ def render(story: Story, *, now: float | None = None) -> str:
         autoescape=select_autoescape(default=True), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     source = Path(__file__).with_name(_TEMPLATE).read_text(encoding="utf-8")
+    shown = numbered(story.incidents)[-thinning.MOST_INCIDENTS :]
+    nodes = sorted(story.standing.nodes.values(), key=lambda node: node.agent not in ("lost", "gone"))
     longest = max((incident.seconds or 0.0 for incident in story.incidents), default=0.0) or 1.0
     return environment.from_string(
         source
@@ -39,10 +41,13 @@ def render(story: Story, *, now: float | None = None) -> str:
         curve=Markup(figures.curve(story)),  # noqa: S704
         shares=Markup(figures.shares(story)),  # noqa: S704
         time_rows=time_rows(story),
-        incidents=[_incident(story, number, one, longest, Markup) for number, one in numbered(story.incidents)],
+        incidents=[_incident(story, number, one, longest, Markup) for number, one in shown],
+        earlier_incidents=len(story.incidents) - len(shown),
         references={one.cause: one for one in REFERENCES},
         saves=[_save(story, one) for one in story.saves[-_MOST_SAVES:]],
         earlier_saves=max(0, len(story.saves) - _MOST_SAVES),
+        nodes=nodes[: thinning.MOST_NODES],
+        more_nodes=max(0, len(nodes) - thinning.MOST_NODES),
         short=short,
         stamp=_stamp,
         version=__version__,

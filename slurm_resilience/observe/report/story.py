@@ -22,6 +22,8 @@ from slurm_resilience.observe.standing import Observer, Standing, look_for_super
 METRICS = "metrics.jsonl"
 # A page wider than this many points shows no more of a curve.
 _POINTS = 2000
+# Of all attempts together: there may be thousands.
+_POINTS_IN_ALL = 100_000
 # What every checkpoint root has; nothing above this floor may be asked.
 _OF_A_ROOT = "fence"
 _VERIFIED = ".verified.json"  # in a checkpoint's folder, once a load has found it to be good
@@ -72,8 +74,12 @@ class Curve:
             self.steps.append(step)
             self.losses.append(loss)
             if len(self.steps) >= 2 * _POINTS:
-                self.steps, self.losses, self.stride = self.steps[::2], self.losses[::2], self.stride * 2
+                self.halve()
         self.seen += 1
+
+    def halve(self) -> None:
+        """Keep every other point."""
+        self.steps, self.losses, self.stride = self.steps[::2], self.losses[::2], self.stride * 2
 
 
 @dataclass(frozen=True)
@@ -223,6 +229,9 @@ def curves(path: Path) -> list[Curve]:
             if not out or out[-1].attempt != attempt:
                 for earlier in out:  # what that attempt begins with, the ones before it did in vain
                     earlier.kept_to = min(earlier.kept_to, step - 1)
+                if sum(len(earlier.steps) for earlier in out) > _POINTS_IN_ALL:
+                    for earlier in out:
+                        earlier.halve()
                 out.append(Curve(attempt))
             out[-1].add(step, loss)
     return out

@@ -271,3 +271,77 @@ def test_what_was_found_to_be_good_is_called_verified(tmp_path: Path) -> None:
     (root / "fence").touch()
     (root / "step-00000240" / ".verified.json").write_text("{}")
     assert [saved.state for saved in read(folder).saves][-2:] == ["verified", "committed"]
+
+
+def many(folder: Path, incidents: int) -> Path:
+    """A run of months: a fault every half minute of training, on eight nodes."""
+    folder.mkdir()
+    names, t, step, detail = [f"node{number:03d}" for number in range(8)], 1.7e9, 0, "killed by SIGKILL; " + "x" * 200
+    lines: list[str] = []
+    losses: list[str] = []
+
+    def tell(event: str, attempt: int, after_s: float, **fields: object) -> None:
+        nonlocal t
+        t += after_s
+        known = {"v": 1, "seq": len(lines) + 1, "t": t, "restart": 0, "attempt": attempt, "event": event}
+        lines.append(json.dumps({**known, **fields}) + "\n")
+
+    tell("run_started", 0, 0, run_id="r", argv=["x"])
+    tell("allocation_started", 0, 1, nodes=names, job_id="7")
+    for attempt in range(1, incidents + 2):
+        tell("attempt_started", attempt, 1, nodes=names, world=64, plan={})
+        tell("ranks_launched", attempt, 1, world=64)
+        tell("first_step", attempt, 1, step=step + 1)
+        step += 30
+        losses += [json.dumps({"attempt": attempt, "step": step - back, "loss": 1 / step}) + "\n" for back in (20, 10, 0)]
+        tell("checkpoint_committed", attempt, 30, step=step, name=f"step-{step}", bytes=1, seconds=1.0)
+        if attempt <= incidents:
+            where = {"cause": "rank_crash", "node": names[attempt % 8], "rank": attempt % 64, "detail": detail}
+            tell("fault_detected", attempt, 1, since=t, **where)
+            tell("attempt_stopped", attempt, 1, fault=True, **where)
+    tell("run_completed", incidents + 1, 1, step=step)
+    (folder / "events.jsonl").write_text("".join(lines))
+    (folder / "metrics.jsonl").write_text("".join(losses))
+    return folder
+
+
+def test_thousands_of_incidents_make_a_page_that_a_browser_opens(tmp_path: Path) -> None:
+    story = read(many(tmp_path / "run", 3000))
+    page = render(story, now=0.0)
+    assert len(page.encode()) < 1_500_000
+    for drawing in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ElementTree.fromstring(drawing)
+    outline = Outline()
+    outline.feed(page)
+    text = " ".join(" ".join(outline.text).split())
+    assert "through 3000 incidents" in text
+    assert "3000 of 3000" in text, "the table by cause counts all of them"
+    assert page.count("<article>") == 200
+    assert "The newest 200; 2800 earlier ones are in the table by cause below" in text
+    assert "events RUN_DIR --incidents --json" in text
+    assert "3000. rank_crash" in text
+    assert " 2800. rank_crash" not in text
+    # what is drawn covers the whole run, from its first attempt to its last
+    timeline = figures.timeline(story)
+    assert "attempts 1 to " in timeline
+    assert re.search(r"attempts \d+ to 3001|attempt 3001 on", timeline)
+    assert re.search(r"incidents, from 1 to \d+<", timeline)
+    assert "mostly " in timeline
+
+
+def test_a_run_that_fits_is_drawn_one_by_one(tmp_path: Path) -> None:
+    story = read(many(tmp_path / "run", 40))
+    timeline, page = figures.timeline(story), render(story, now=0.0)
+    assert timeline.count("on 64 ranks") == 41 * 8
+    assert "mostly" not in timeline
+    assert page.count("<article>") == 40
+    assert "in the table by cause" not in page
+
+
+def test_points_of_many_attempts_are_bounded(tmp_path: Path) -> None:
+    with open(tmp_path / "metrics.jsonl", "w") as file:
+        for attempt in range(90):
+            file.writelines(f'{{"attempt": {attempt}, "step": {attempt * 1500 + step}, "loss": 1}}\n' for step in range(1500))
+    found = curves(tmp_path / "metrics.jsonl")
+    assert 50_000 < sum(len(one.steps) for one in found) < 102_000
+    assert (len(found), found[0].steps[0], found[89].steps[-1]) == (90, 0, 90 * 1500 - 1)
