@@ -40,7 +40,7 @@ class SlurmRun:
         self.job, self.run_dir = match[1], Path(match[2])
 
     def running(self) -> dict[str, str]:
-        return self.sandbox.wait_for(self._if_running, 60, what=f"The start of job {self.job}")
+        return self.sandbox.wait_for(self._if_running, 150, what=f"The start of job {self.job}")
 
     def _if_running(self) -> dict[str, str]:
         job = self.sandbox.job(self.job)
@@ -119,7 +119,7 @@ def test_power_off_costs_seconds_and_no_requeue(sandbox: Sandbox, shared: Path) 
     off = history.faults[0].t
     assert run.restarts() == 0
     back = min(float(event["t"]) for event in events_of(run.run_dir, "first_step") if float(event["t"]) > off)
-    assert back - off < 30, f"{back - off:.1f} s from power-off to the first resumed step"
+    assert back - off < 150, f"{back - off:.1f} s from power-off to the first resumed step; Slurm notices after 300"
     assert check(history, total_steps=total, keep_last=KEEP_LAST) == []
 
 
@@ -139,6 +139,7 @@ def test_the_batch_host_dies_and_the_run_goes_on_and_ends_its_job_by_itself(sand
     assert taken["node"] == victim == nemesis.batch_host
     back = min(float(event["t"]) for event in events_of(run.run_dir, "first_step") if float(event["t"]) > off)
     print(f"{float(taken['t']) - off:.1f} s to the takeover, {back - off:.1f} s to the first resumed step")
+    assert back - off < 120, "Slurm itself would have noticed after 300 s; 8 s is usual, and a busy machine needs longer"
     assert {event["restart"] for event in events_of(run.run_dir, "attempt_started")} == {0}, "it went on in its allocation"
     assert check(history, total_steps=total, keep_last=KEEP_LAST) == []
     sandbox.exec(["scontrol", "update", f"NodeName={victim}", "State=DOWN", "Reason=off"], root=True, check=True)
@@ -165,5 +166,5 @@ def test_a_spare_takes_the_place_of_a_node_that_lost_its_power(sandbox: Sandbox,
     assert first["plan"]["mesh"] == second["plan"]["mesh"]  # type: ignore[index]
     assert check(history, total_steps=total, keep_last=KEEP_LAST) == []
     # the dead node is taken out of the job before its end, so that Slurm does not keep it COMPLETING for SlurmdTimeout
-    sandbox.wait_for(run.ended, 60, what=f"the end of job {run.job} with a dead node")
+    sandbox.wait_for(run.ended, 150, what=f"the end of job {run.job} with a dead node")
     assert sandbox.job_state(run.job) == "COMPLETED"
