@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_resilience.config import ResilienceConfig
-from slurm_resilience.errors import Cause
+from slurm_resilience.errors import Cause, ConfigError
 from slurm_resilience.runtime.attempt import Attempt
 from slurm_resilience.runtime.drain_watch import Move
 from slurm_resilience.runtime.launching import reinforcements
@@ -20,13 +20,23 @@ class Moving:
         self._out, self._scene, self._spec, self._config, self._placing = out, scene, spec, config, placing
 
     def grows(self, attempt: Attempt) -> bool:
-        """There are nodes to take in, right after a checkpoint was committed."""
+        """There are nodes to take in, right after a checkpoint was committed, and the mesh gets ranks out of them.
+
+        It need not: with tp over two nodes a third one gives it none, and an attempt on it would be as small as this one.
+        """
         scene, suspects = self._scene, self._out.history.suspects
         extra = reinforcements(attempt, scene.fleet, scene.drains, self._config, self._out.now, suspects)
-        if extra:
-            reason = f"{', '.join(extra)} can be used again, and a checkpoint has just been committed"
-            self._out.record("decided", action="grow", reason=reason)
-        return bool(extra)
+        if not extra:
+            return False
+        try:
+            larger = self._placing.place([name for name in scene.fleet.nodes if attempt.uses(name) or name in extra])
+        except ConfigError:
+            return False
+        if larger.world <= attempt.world:
+            return False
+        new = ", ".join(name for name in larger.nodes if not attempt.uses(name))
+        self._out.record("decided", action="grow", reason=f"{new} can be used again, and a checkpoint has just been committed")
+        return True
 
     def away(self, attempt: Attempt) -> Move | str | None:
         """The move off drained nodes to make now, or why the attempt stays on them, once each; None for nothing new."""

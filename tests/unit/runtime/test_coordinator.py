@@ -520,6 +520,27 @@ def test_the_run_grows_again_at_the_next_checkpoint() -> None:
     assert stage.last("attempt_stopped")["saved"] is True
 
 
+def test_it_does_not_stop_to_take_in_a_node_that_the_mesh_has_no_use_for() -> None:
+    """With tp over two nodes, three of four hold no more ranks than two; it relaunched after every checkpoint."""
+    stage = Stage(4, nodes=(2, 4), mesh={"tp": "2,out"}).running()
+    stage.power_off("n4")
+    stage.pass_(5)
+    started = stage.last("attempt_started")
+    assert (started["nodes"], started["world"]) == (["n1", "n2"], 2)
+    for step in (20, 30):
+        stage.fact("n1", 0, "checkpoint_committed", step=step, name=f"c{step}", bytes=1, seconds=0.1)
+        stage.pass_(1)
+        assert (stage.coordinator.state, stage.coordinator.number) == (State.RUNNING, 2)
+    stage.join("n4", pid=555)
+    stage.pass_(1)
+    stage.fact("n1", 0, "checkpoint_committed", step=40, name="c40", bytes=1, seconds=0.1)
+    assert stage.coordinator.state is State.ENDING
+    assert "n3, n4 can be used again" in stage.last("decided")["reason"]
+    stage.everywhere("stopped", step=41, why="grow")
+    stage.until(State.RUNNING)
+    assert stage.last("attempt_started")["world"] == 4
+
+
 def test_a_node_that_slurm_took_away_is_not_started_again() -> None:
     stage = Stage(3).running()
     stage.power_off("n3")
