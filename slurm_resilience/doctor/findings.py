@@ -14,6 +14,8 @@ from slurm_resilience.errors import ExitCode
 _MARGIN_S = 4
 # Without a measured one: what a save of a small model takes.  A larger one is told by --save-seconds or a run's own record.
 _UNKNOWN_SAVE_S = 5.0
+# MaxBatchRequeue is 5 as shipped.
+_FEW_REQUEUES = 3
 
 
 @dataclass(frozen=True)
@@ -133,14 +135,22 @@ def _codes(text: str) -> set[int]:
 
 
 def _max_requeues(site: Site, save_s: float | None) -> Iterator[Finding]:
+    """Launches that Slurm itself requeues; preemption and requeues by hand or by us are not counted.
+
+    It matters most where a failed prolog does not hold the job at once.  Source: slurm.conf(5) of 23.11, MaxBatchRequeue.
+    """
     most = number(site.config.get("MaxBatchRequeue"))
-    if most is not None and most < 3:
+    bounds = "nohold_on_prolog_fail" in site.parameters("SchedulerParameters")
+    if most is not None and (most < _FEW_REQUEUES or bounds):
+        few = most < _FEW_REQUEUES
         yield Finding(
             "max-batch-requeue",
-            "warning",
-            "After few failed prologs or launches the job is held for good",
-            f"MaxBatchRequeue={most}",
-            "ask for the default of 5, or watch for JobHoldMaxRequeue and release the job",
+            "warning" if few else "note",
+            f"Once {most} launch{'es' if most != 1 else ''} of a job failed (a prolog, a node that rebooted under its batch "
+            "script), Slurm holds it until somebody releases it; preemptions and requeues by hand or by us do not count",
+            f"MaxBatchRequeue={most}; the job waits with Reason=JobHoldMaxRequeue then",
+            "run `slurm-resilience watch` on a login node, which releases it three times; `sinfo -R` names the nodes"
+            + ("; or ask for the default of 5" if few else ""),
         )
 
 

@@ -49,6 +49,7 @@ BAD: list[tuple[str, str, Site]] = [
     ("requeueexit", "danger", with_config(RequeueExit="1,79-82")),
     ("requeueexithold", "danger", with_config(RequeueExitHold="86")),
     ("max-batch-requeue", "warning", with_config(MaxBatchRequeue="1")),
+    ("max-batch-requeue", "note", with_config(SchedulerParameters="bf_interval=30,nohold_on_prolog_fail")),
     ("accounting", "warning", replace(GOOD, accounting=False, qos=None)),
     ("min-job-age", "warning", with_config(MinJobAge="10 sec")),
     ("proctrack", "warning", with_config(ProctrackType="proctrack/pgid")),
@@ -75,6 +76,17 @@ def test_one_bad_setting_gives_one_finding(name: str, level: str, site: Site) ->
     assert [(finding.name, finding.level) for finding in found] == [(name, level)]
     assert found[0].evidence
     assert found[0].remedy
+
+
+def test_what_a_bound_on_requeues_means_is_said_in_plain_words() -> None:
+    (one,) = of_site(with_config(MaxBatchRequeue="1"))
+    (five,) = of_site(with_config(SchedulerParameters="nohold_on_prolog_fail"))
+    assert one.what.startswith("Once 1 launch of a job failed (a prolog, ")
+    assert five.what.startswith("Once 5 launches of a job failed (a prolog, ")
+    assert "preemptions and requeues by hand or by us do not count" in five.what
+    assert "JobHoldMaxRequeue" in five.evidence
+    assert "ask for the default" in one.remedy
+    assert "ask for the default" not in five.remedy
 
 
 def test_every_rule_has_a_bad_site() -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from slurm_resilience.cli import main
 from slurm_resilience.errors import ExitCode
-from slurm_resilience.observe.report import figures
+from slurm_resilience.observe.report import figures, thinning
 from slurm_resilience.observe.report.page import headline, render
 from slurm_resilience.observe.report.story import Curve, curves, read, recoveries
 from tests.unit.observe.a_run import write
@@ -345,3 +345,12 @@ def test_points_of_many_attempts_are_bounded(tmp_path: Path) -> None:
     found = curves(tmp_path / "metrics.jsonl")
     assert 50_000 < sum(len(one.steps) for one in found) < 102_000
     assert (len(found), found[0].steps[0], found[89].steps[-1]) == (90, 0, 90 * 1500 - 1)
+
+
+def test_neighbours_are_put_together_only_where_there_are_too_many() -> None:
+    assert thinning.narrowest(2000, 2000, 800.0) == 0.0
+    assert thinning.narrowest(2001, 2000, 800.0, lanes=5) == 2.0
+    bars = [(0.0, 0.5), (0.5, 1.0), (1.0, 1.5), (1.5, 9.0), (20.0, 20.1), (20.1, 20.2)]
+    ends = (lambda bar: bar[0], lambda bar: bar[1])
+    assert [len(group) for group in thinning.grouped(bars, *ends, 0.0)] == [1] * 6
+    assert [len(group) for group in thinning.grouped(bars, *ends, 1.5)] == [3, 1, 2], "a wide gap parts them"
