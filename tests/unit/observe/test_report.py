@@ -350,7 +350,7 @@ def test_points_of_many_attempts_are_bounded(tmp_path: Path) -> None:
 def test_neighbours_are_put_together_only_where_there_are_too_many() -> None:
     assert thinning.narrowest(2000, 2000, 800.0) == 0.0
     assert thinning.narrowest(2001, 2000, 800.0, lanes=5) == 2.0
-    bars = [(0.0, 0.5), (0.5, 1.0), (1.0, 1.5), (1.5, 9.0), (20.0, 20.1), (20.1, 20.2)]
+    bars = [(0.0, 0.5), (0.5, 1.0), (1.0, 1.5), (1.5, 9.0), (9.1, 9.2), (20.0, 20.1), (20.1, 20.2)]
     ends = (lambda bar: bar[0], lambda bar: bar[1])
-    assert [len(group) for group in thinning.grouped(bars, *ends, 0.0)] == [1] * 6
-    assert [len(group) for group in thinning.grouped(bars, *ends, 1.5)] == [3, 1, 2], "a wide gap parts them"
+    assert [len(group) for group in thinning.grouped(bars, *ends, 0.0)] == [1] * 7
+    assert [len(group) for group in thinning.grouped(bars, *ends, 1.5)] == [3, 1, 1, 2], "a wide gap parts them"
