@@ -140,7 +140,7 @@ def curve(story: Story) -> str:
             parts += [
                 f'<polyline class="{kind}" points="{points}"><title>{words}</title></polyline>' for words, points in lines
             ]
-    fine = thinning.narrowest(len(curves), thinning.MOST_CURVES, wide)
+    fine = thinning.narrowest(len(curves), thinning.MOST_FLAGS, wide)
     begins = [(float(place(one.steps[0], low).partition(",")[0]), one.attempt) for one in curves[1:]]
     for some in thinning.grouped(begins, lambda one: one[0], lambda one: one[0], fine):
         words = f"attempt {some[0][1]} goes on here" if len(some) == 1 else f"attempts {some[0][1]} to {some[-1][1]} go on here"

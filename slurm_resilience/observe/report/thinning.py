@@ -13,7 +13,7 @@ from slurm_resilience.observe.report.story import Curve
 from slurm_resilience.observe.timeline import Span
 
 MOST_BARS = 2000
-MOST_FLAGS = 250
+MOST_FLAGS = 100
 MOST_POINTS = 6000
 MOST_CURVES = 300
 MOST_INCIDENTS = 200
