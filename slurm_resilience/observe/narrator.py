@@ -215,6 +215,12 @@ class Narrator:
     def _died_at_exit(self, event: Mapping[str, Any]) -> str:
         return f"{_who(event)} died of {event['signal']} in the teardown of its interpreter, after its script had ended well"
 
+    def _lingered(self, event: Mapping[str, Any]) -> str:
+        return (
+            f"warning: the run is complete, and {event['ranks']} ranks have done nothing for {event['quiet_s']:.0f} s without "
+            "ending (a thread, a child or an exit handler that never ends?): they are killed, it counts as complete"
+        )
+
     def _left_unfinished(self, event: Mapping[str, Any]) -> str:
         return (
             f"warning: the script ended with code 0{_at(event)}, before the last step of run.steps() and without run.finish(): "
@@ -274,7 +280,8 @@ class Narrator:
             return f"attempt {event['attempt']}: stopped everywhere{_at(event)}; {why}{_since(untold)}"
         how = "saved and stopped" if event.get("saved") else "stopped, not all ranks had saved"
         untold, self._untold_checkpoints = self._untold_checkpoints, []
-        return f"attempt {event['attempt']}: {how}{_at(event)} ({event['cause']}){_since(untold)}"
+        why = f" ({event['cause']})" if event["cause"] != "unknown" else ""  # it is still being asked for
+        return f"attempt {event['attempt']}: {how}{_at(event)}{why}{_since(untold)}"
 
     def _decided(self, event: Mapping[str, Any]) -> str:
         self._decision = str(event["reason"])
@@ -311,6 +318,8 @@ def recovery(incident: Incident) -> str:
     ]
     where = f" ({incident.node})" if incident.node else ""
     again = f"; {_many(incident.steps_lost, 'step')} to do again" if incident.steps_lost else ""
+    if not incident.fault:
+        return f"training again {incident.seconds:.2f} s after the requeue by hand: {', '.join(shown)}{again}"
     return f"recovered from {incident.cause}{where} in {incident.seconds:.2f} s: {', '.join(shown)}{again}"
 
 

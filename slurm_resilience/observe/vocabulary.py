@@ -63,6 +63,10 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
         "counts as an end with code 0.",
         ("node", "rank", "step", "signal", "tail"),
     ),
+    "lingered": Meaning(
+        "The run was complete, and ranks did nothing for so long without ending: they are killed, and it counts as complete.",
+        ("ranks", "quiet_s"),
+    ),
     "left_unfinished": Meaning(
         "All ranks ended with code 0 in the middle of run.steps(), without run.finish(): the run counts as complete, and what "
         "was done since its last checkpoint is saved nowhere.",

@@ -14,6 +14,7 @@ from slurm_resilience.errors import Cause
 from slurm_resilience.observe.events import read_events
 from slurm_resilience.observe.explain import explain, stories
 from slurm_resilience.observe.explain_page import page
+from slurm_resilience.observe.narrator import Narrator
 from slurm_resilience.runtime.history import History
 from slurm_resilience.runtime.policy import budget_of
 
@@ -257,6 +258,10 @@ def test_who_moved_the_run_by_hand_is_told_everywhere_and_is_no_fault(
     assert main(["report", str(folder), "--output", str(folder / "report.html")]) == 0
     capsys.readouterr()
     assert "without an incident and one requeue by hand" in (folder / "report.html").read_text()
+    narrator = Narrator()
+    log = [line for event in read_events(folder) for line in narrator.lines(event)]
+    assert any("training again 6.00 s after the requeue by hand" in line for line in log)
+    assert not any("recovered" in line for line in log)
     history = History.replay(read_events(folder))
     assert history.faults == []
     assert budget_of(Cause.REQUEUED, BudgetConfig()) is None

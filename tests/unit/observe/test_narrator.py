@@ -199,3 +199,9 @@ def test_one_checkpoint_that_was_not_told_of() -> None:
     assert lines(*saves, {"event": "run_completed", "step": 2})[-1] == (
         "run complete at step 2; since the last line about one, a checkpoint at step 2 was committed too"
     )
+
+
+def test_a_stop_whose_cause_is_still_asked_for_is_called_nothing() -> None:
+    stopped = {"t": 1.0, "event": "attempt_stopped", "attempt": 1, "saved": True, "step": 9}
+    assert "(unknown)" not in "".join(Narrator().lines({**stopped, "cause": "unknown"}))
+    assert "(preemption)" in "".join(Narrator().lines({**stopped, "cause": "preemption"}))
