@@ -16,7 +16,7 @@ from slurm_resilience.runtime.facts import Facts, Note
 from slurm_resilience.runtime.limits import STEP, Limits
 from slurm_resilience.runtime.planner import Placement
 from slurm_resilience.runtime.stragglers import Stragglers
-from slurm_resilience.runtime.unseen import Unseen
+from slurm_resilience.runtime.unseen import Unseen, linger_s
 
 # An agent that dialled again sends what it had kept for us; a rank that it no longer has gets this long to be explained.
 _EXPLAIN_S = 1.0
@@ -65,6 +65,7 @@ class Attempt:
         self._raised_at: float | None = None
         self._stragglers = Stragglers(self.node_of)
         self._unseen = Unseen()
+        self._lingers = False
         self._judge = hang.Judge()
 
     @property
@@ -85,10 +86,15 @@ class Attempt:
         return len(self.exits) == self.world
 
     @property
+    def is_over(self) -> bool:
+        """All have ended, or are complete and do nothing any more without ending."""
+        return self.all_ended or self._lingers
+
+    @property
     def all_well(self) -> bool:
         """Every rank has ended with code 0, or had saved and said so when it was killed."""
         well = self.all_ended and all(end.code == 0 for end in self.exits.values())
-        return well or self.facts.said_by_all("stopped")
+        return well or self.facts.said_by_all("stopped") or self.facts.said_by_all("finished")
 
     def failed(self, now: float) -> bool:
         """Something has ended, or not begun, that should not have.
@@ -207,6 +213,10 @@ class Attempt:
         notes, quiet = self._unseen.look(living, self.node_of, limits, age_s=now - self.started_at)
         if quiet is not None:
             self._hangs(quiet.rank, quiet.why, t=wall - quiet.silent_s)
+        lingering = linger_s(living, limits) if self.facts.said_by_all("finished") and not self._lingers else None
+        if lingering is not None:
+            self._lingers = True
+            notes.append(("lingered", {"ranks": len(living), "quiet_s": round(lingering, 1)}, None))
         notes += self._stragglers.look({rank: (each.own_s, each.own_count) for rank, each in living.items()}, now)
         news = self.limits.news()
         if news is not None:

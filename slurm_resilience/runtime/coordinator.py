@@ -190,7 +190,7 @@ class Coordinator:
         attempt = self._current()
         if attempt.failed(self._out.now):
             self._incident()
-        elif attempt.all_ended:
+        elif attempt.is_over:
             asked = attempt.facts.said("stopped") and not attempt.facts.said("finished")
             self._stop_ranks(After.LEFT if asked else After.COMPLETE)
         elif self._must_end():

@@ -157,8 +157,8 @@ class LocalRanks:
 
 
 def is_from_outside(seen: Progress) -> bool:
-    """Whether the rank itself says too little: nothing at all, or not yet that it trains."""
-    return not seen.beats or (seen.phase is Phase.INIT and seen.step < 0)
+    """Whether the rank itself says too little: nothing at all, not yet that it trains, or nothing any more."""
+    return seen.done or not seen.beats or (seen.phase is Phase.INIT and seen.step < 0)
 
 
 def _section(frame: Frame, blind: Blind, now: float) -> list[Any]:

@@ -33,7 +33,11 @@ class Unseen:
         if not self._said and age_s > SAY_AFTER_S and silent and len(silent) == len(ranks):
             self._said = True
             notes.append(("watched_from_outside", {"ranks": len(silent), "quiet_limit_s": limits.quiet_s}, None))
-        early = {rank: each for rank, each in ranks.items() if not each.beats or (each.phase == Phase.INIT and each.step < 0)}
+        early = {
+            rank: each
+            for rank, each in ranks.items()
+            if not each.done and (not each.beats or (each.phase == Phase.INIT and each.step < 0))
+        }
         quiet = {rank: each.quiet_s for rank, each in early.items() if each.quiet_s > limits.quiet_s}
         for rank in sorted(quiet.keys() - self._quiet):
             self._quiet.add(rank)
@@ -46,3 +50,14 @@ class Unseen:
             "and none has ever said what it does"
         )
         return notes, Hang(rank, quiet[rank], why)
+
+
+def linger_s(ranks: Mapping[int, m.RankProgress], limits: LimitsConfig) -> float | None:
+    """For how long ranks that have all come to the end of their run do nothing and do not end, if that is too long.
+
+    A thread that nobody stops, a process group that is not left: it would hold the job until its time limit.
+    """
+    if not ranks or not limits.kill_quiet or not all(each.done for each in ranks.values()):
+        return None
+    least_s = min(each.quiet_s for each in ranks.values())
+    return least_s if least_s > limits.quiet_s else None

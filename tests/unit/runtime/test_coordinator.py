@@ -356,6 +356,30 @@ def test_a_script_that_never_reports_is_never_called_hanging() -> None:
     assert stage.count("fault_detected") == 0
 
 
+@pytest.mark.parametrize("kills", [True, False])
+def test_ranks_that_are_complete_and_never_end_do_not_hold_the_job_for_ever(kills: bool) -> None:
+    stage = Stage(2, limits={"quiet_s": 100.0, "kill_quiet": kills}).running()
+    stage.everywhere("finished", step=10)
+
+    def quiet(*seconds: float) -> None:
+        for agent, quiet_s in zip(stage.agents.values(), seconds, strict=True):
+            agent.progress = {rank: [10, 2, 500.0, True, 500.0, 30, [], 0.0, 0, quiet_s] for rank in range(2)}
+        stage.pass_(1)
+
+    quiet(101.0, 0.0)  # one of them still uploads something
+    quiet(99.0, 99.0)
+    assert (stage.coordinator.state, stage.count("lingered")) == (State.RUNNING, 0)
+    quiet(101.0, 105.0)
+    stage.pass_(1)
+    assert stage.count("fault_detected") == 0
+    if not kills:
+        assert (stage.coordinator.state, stage.count("lingered")) == (State.RUNNING, 0)
+        return
+    assert (stage.last("lingered")["ranks"], stage.last("lingered")["quiet_s"]) == (2, 101.0)
+    assert stage.count("run_completed") == 1
+    assert stage.exit_code == ExitCode.OK
+
+
 # --- nodes ------------------------------------------------------------------------------------------------------------
 
 

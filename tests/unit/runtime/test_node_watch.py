@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 from slurm_resilience.config import LimitsConfig
+from slurm_resilience.progress.page import Phase, Progress
 from slurm_resilience.runtime import kernel, outside
 from slurm_resilience.runtime import messages as m
 from slurm_resilience.runtime.blind import Blind
 from slurm_resilience.runtime.flight_recorder import Recorder
-from slurm_resilience.runtime.local_ranks import tail
+from slurm_resilience.runtime.local_ranks import is_from_outside, tail
 from slurm_resilience.runtime.outside import Outside
 from slurm_resilience.runtime.processes import look
 from slurm_resilience.runtime.stragglers import LOOK_EVERY_S, Stragglers, middle_without
-from slurm_resilience.runtime.unseen import SAY_AFTER_S, Unseen
+from slurm_resilience.runtime.unseen import SAY_AFTER_S, Unseen, linger_s
 
 
 def test_time_in_which_nobody_looked_is_nobodys_silence() -> None:
@@ -220,6 +221,29 @@ def test_jitter_noise_and_a_rank_alone_are_no_straggler() -> None:
 
 def beat(quiet_s: float, *, beats: int = 0, step: int = -1, phase: int = 0) -> m.RankProgress:
     return m.RankProgress(step, phase, 1.0, False, 1.0, beats, (), 0.0, 0, quiet_s)
+
+
+@pytest.mark.parametrize(
+    ("beats", "phase", "step", "done", "watched"),
+    [(0, Phase.INIT, -1, False, True), (3, Phase.STEP, 7, False, False), (9, Phase.USER, 9, True, True)],
+)
+def test_ranks_are_watched_from_outside_before_they_train_and_after(
+    beats: int, phase: Phase, step: int, done: bool, watched: bool
+) -> None:
+    assert is_from_outside(Progress(step, beats, 1.0, phase, 1.0, done)) is watched
+
+
+def test_who_is_complete_and_does_nothing_lingers() -> None:
+    def done(quiet_s: float) -> m.RankProgress:
+        return beat(quiet_s, beats=30, step=7, phase=2)._replace(done=True)
+
+    limits = LimitsConfig(quiet_s=100)
+    assert linger_s({0: done(120.0), 1: done(101.0)}, limits) == 101.0
+    assert linger_s({0: done(120.0), 1: done(99.0)}, limits) is None
+    assert linger_s({0: done(120.0), 1: beat(120.0, beats=30, step=7, phase=2)}, limits) is None
+    assert linger_s({0: done(120.0)}, LimitsConfig(quiet_s=100, kill_quiet=False)) is None
+    assert linger_s({}, limits) is None
+    assert Unseen().look({0: done(120.0)}, NODES, limits, age_s=10.0) == ([], None)
 
 
 def test_it_is_said_that_less_is_known_of_a_plain_script() -> None:
