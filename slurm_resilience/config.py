@@ -140,13 +140,10 @@ class LimitsConfig(_Section):
         default=120.0, gt=0, description="nor that of anything else (checkpoints, evaluations, …): file systems have bad days"
     )
     quiet_s: float = Field(
-        default=900.0,
-        gt=0,
-        description="a rank without a Run, or past its end, is quiet after so long without CPU, I/O and output",
+        default=900.0, gt=0, description="a rank without a Run, or past its end, is quiet after so long without CPU and I/O"
     )
     kill_quiet: bool = Field(
-        default=True,
-        description="when all ranks of an attempt are quiet, that is a hang (past their end: the end); else an event",
+        default=True, description="when all ranks are quiet, that is a hang (past their end: the end); else an event"
     )
 
     @model_validator(mode="before")

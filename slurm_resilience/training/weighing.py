@@ -41,7 +41,11 @@ class Weighing(Identity):
         return round(self.sum(mine) * ranks / self.world_size)
 
     def sum(self, value: float | torch.Tensor) -> float:
-        """The sum of one number over all ranks.  All ranks must come."""
+        """The sum of one number over all ranks.  All ranks must come.
+
+        Ranks that share their samples (tensor, pipeline, context parallel) count each: a mean loss is then
+        ``run.sum(total) * run.dp_ranks / run.world_size``.
+        """
         number = float(value.detach()) if isinstance(value, torch.Tensor) else float(value)
         if self._world.control is None:
             return number
