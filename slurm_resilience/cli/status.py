@@ -292,9 +292,11 @@ def _overview(jobs: Sequence[tuple[_Seen, JobRecord | None]]) -> list[Row]:
             lines.append((standing.run_id or seen.folder.name, f"{doing}{step}{trouble}\n  {seen.folder}"))
         else:
             lines.append((record.job_id, f"{record.name}: {slurm_text(record, now)}; {doing}{step}{trouble}\n  {seen.folder}"))
-    return lines or [
-        ("", "You have no resilient job in Slurm's queue; `slurm-resilience status RUN_DIR` shows one that is over")
-    ]
+    nothing = (
+        "You have no resilient job in Slurm's queue (tasks of an array that still wait are not looked at); "
+        "`slurm-resilience status RUN_DIR` shows such a task, or a run that is over"
+    )
+    return lines or [("", nothing)]
 
 
 # --- for programs -----------------------------------------------------------------------------------------------------
