@@ -73,7 +73,7 @@ def test_without_scontrol_a_cancelled_job_stays_cancelled(sandbox: Sandbox, shar
     cell = Cell(sandbox, shared, "one", setup=[f'resilience=(/usr/bin/env PATH={slim} "${{resilience[@]}}")'])
     cell.until("checkpoint_committed")
     sandbox.exec(["scancel", cell.job], check=True)
-    sandbox.wait_for(lambda: cell.slurm("JobState") == "CANCELLED", 60, what="The end of the job")
+    sandbox.wait_for(lambda: cell.slurm("JobState") == "CANCELLED", 150, what="The end of the job")
     assert cell.slurm("Restarts") == "0"
 
 
@@ -91,13 +91,13 @@ def test_without_scontrol_and_our_script_the_exit_code_is_enough(sandbox: Sandbo
         assert "Slurm requeues what ends with code 75" in (shared / "out").read_text()
         if cancelled:
             sandbox.exec(["scancel", job], check=True)
-            sandbox.wait_for(lambda: sandbox.job_state(job) == "CANCELLED", 60, what="The end of the job")
+            sandbox.wait_for(lambda: sandbox.job_state(job) == "CANCELLED", 150, what="The end of the job")
             assert sandbox.job(job)["Restarts"] == "0"
             return
         sandbox.exec(["scancel", "--full", "--signal=TERM", job], check=True)
         sandbox.wait_for(lambda: len(_events(run, "first_step")) == 2, 250, what=f"Its second life ({sandbox.job_state(job)})")
         (run / "enough").touch()
-        sandbox.wait_for(lambda: _events(run, "run_completed"), 60, what="The end")
+        sandbox.wait_for(lambda: _events(run, "run_completed"), 150, what="The end")
 
 
 @pytest.mark.long
@@ -112,7 +112,7 @@ def test_a_users_signal_to_all_steps_saves_and_goes_on(sandbox: Sandbox, shared:
             lambda before=before: any(
                 event["step"] > before[-1] and event["step"] % 20 for event in cell.events("checkpoint_committed")
             ),
-            60,
+            150,
             what=f"A checkpoint for {name}",
         )
         assert len(cell.events("warning_received")) == number
@@ -135,7 +135,7 @@ def test_a_signal_for_the_batch_shell_alone(sandbox: Sandbox, shared: Path) -> N
     assert sandbox.slurm(["sacct", "-nPXD", "-j", job, "-o", "State"]).stdout.splitlines()[0] != "TIMEOUT"
     sandbox.wait_for(lambda: len(_events(run, "first_step")) == 2, 200, what="Its second life")
     (run / "enough").touch()
-    sandbox.wait_for(lambda: _events(run, "run_completed"), 60, what="The end")
+    sandbox.wait_for(lambda: _events(run, "run_completed"), 150, what="The end")
 
 
 @pytest.mark.long
@@ -263,7 +263,7 @@ def test_a_maintenance_is_left_before_it_begins(sandbox: Sandbox, shared: Path) 
         assert cell.events("warning_explained")[-1]["cause"] == "node_drained"
         assert "repair" in cell.events("warning_explained")[-1]["detail"]
         assert cell.events("attempt_stopped")[-1]["saved"] is True
-        sandbox.wait_for(lambda: cell.slurm("JobState") == "PENDING", 60, what="The job in the queue")
+        sandbox.wait_for(lambda: cell.slurm("JobState") == "PENDING", 150, what="The job in the queue")
     finally:
         sandbox.slurm(["scontrol", "delete", "ReservationName=repair"])
     with watching(sandbox, shared):

@@ -72,6 +72,6 @@ def test_a_job_that_needs_all_its_nodes_goes_on_in_a_new_allocation(sandbox: San
     assert victim not in newest(run, "allocation_started", at)["nodes"]
     assert resumed["step"] >= stopped["step"]
     assert run.restarts() == 1
-    assert sandbox.wait_for(lambda: "DRAIN" in sandbox.slurm(["scontrol", "show", "node", victim]).stdout, 30)
+    assert sandbox.wait_for(lambda: "DRAIN" in sandbox.slurm(["scontrol", "show", "node", victim]).stdout, 90)
     print(f"trained again {newest(run, 'first_step', at)['t'] - at:.1f} s after the drain")
     sandbox.exec(["scancel", run.job], check=True)

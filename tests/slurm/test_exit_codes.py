@@ -92,7 +92,7 @@ def test_every_row(sandbox: Sandbox, shared: Path) -> None:
 
     seen = {}
     for name, (job, _) in jobs.items():
-        seen[name] = sandbox.wait_for(partial(_accounted, sandbox, job), 60, what=f"the accounting of {name}")
+        seen[name] = sandbox.wait_for(partial(_accounted, sandbox, job), 150, what=f"the accounting of {name}")
     expected = {code.name: _SLURMS_OWN.get(code.name, ("FAILED", int(code))) for code in ExitCode}
     assert seen == expected
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from slurm_resilience.errors import SandboxError
 from slurm_resilience.hooks import ledger, nodes
 from slurm_resilience.hooks.admin import configuration, install
 from slurm_resilience.hooks.admin.entries import KINDS, Places
@@ -27,7 +28,7 @@ from tests.slurm.conftest import _own_name
 ADMIN = "ADMIN: do not touch"
 CONFIG = """
 mode: drain
-slurm: {{accounting: true, conf: {conf}, scontrol: {scontrol}, call_s: 2}}
+slurm: {{accounting: true, conf: {conf}, scontrol: {scontrol}, call_s: {call_s}}}
 checks:
   site_flag: {{command: {root}/bin/check, contexts: [{contexts}], timeout_s: 5}}
   leftovers: {{options: {{fix: true, least_uid: 500}}}}
@@ -68,9 +69,16 @@ class Site:
         return {**values, "HealthCheckInterval": 0, "PrologEpilogTimeout": 60, "RebootProgram": "/bin/true", **more}
 
     def configure(
-        self, *, contexts: str = "epilog, periodic, boot", scontrol: str = "/usr/bin/scontrol", correlated: int = 4
+        self,
+        *,
+        contexts: str = "epilog, periodic, boot",
+        scontrol: str = "/usr/bin/scontrol",
+        correlated: int = 4,
+        call_s: int = 6,  # a controller that is slow is none that is dead
     ) -> None:
-        text = CONFIG.format(conf=self.conf, root=self.root, contexts=contexts, scontrol=scontrol, correlated=correlated)
+        text = CONFIG.format(
+            conf=self.conf, root=self.root, contexts=contexts, scontrol=scontrol, correlated=correlated, call_s=call_s
+        )
         self.places.config.write_text(text)
         self.places.config.chmod(0o644)
         if self.places.compiled.exists():
@@ -91,7 +99,7 @@ class Site:
             shutil.rmtree(path)
         for name in self.sandbox.nodes:
             self.scontrol("update", f"NodeName={name}", "Comment=")
-        self.sandbox.wait_for(lambda: not any(self.node(name).out for name in self.sandbox.nodes), 60, what="four nodes")
+        self.sandbox.wait_for(lambda: not any(self.node(name).out for name in self.sandbox.nodes), 150, what="four nodes")
         self.cleared_at = time.time()
 
     def scontrol(self, *words: str) -> str:
@@ -131,14 +139,19 @@ class Site:
         argv = ["sbatch", "--parsable", f"--output={self.root}/shared/out.%j", *options, str(path)]
         return self.sandbox.exec(argv, cwd=str(self.root / "shared"), check=True).stdout.strip()
 
-    def wait(self, job: str, state: str, within: float = 60) -> None:
-        self.sandbox.wait_for(lambda: self.sandbox.job_state(job) == state, within, what=f"job {job} {state}")
+    def wait(self, job: str, state: str, within: float = 150) -> None:
+        try:
+            self.sandbox.wait_for(lambda: self.sandbox.job_state(job) == state, within, what=f"job {job} {state}")
+        except SandboxError as error:
+            out = self.root / "shared" / f"out.{job}"
+            said = out.read_text(errors="replace")[-3000:] if out.exists() else "nothing"
+            raise AssertionError(f"{error}\nit is {self.sandbox.job_state(job)}, and said: {said}") from error
 
     def no_job_left(self) -> None:
         """Every epilog has ended: no node completes any more."""
         self.sandbox.wait_for(
             lambda: not self.sandbox.slurm(["squeue", "-h", "-t", "all", "-o", "%T"]).stdout.count("COMPLETING"),
-            60,
+            150,
             what="epilogs",
         )
 
@@ -191,24 +204,24 @@ def test_a_failing_epilog_drains_the_job_goes_on_elsewhere_and_the_healed_node_c
         "--requeue", "--open-mode=append", "--comment=resilient", "-w", "n1",
     )  # fmt: skip
     seen = site.root / "shared" / "hosts"
-    site.sandbox.wait_for(lambda: seen.exists() and seen.read_text().endswith("\n"), 60, what="its first run")
+    site.sandbox.wait_for(lambda: seen.exists() and seen.read_text().endswith("\n"), 150, what="its first run")
     site.flag("n1")
     started = time.time()
     site.sandbox.exec(["scontrol", "requeue", job], check=True)
     site.sandbox.exec(["scontrol", "update", f"JobId={job}", "ReqNodeList="])
-    site.sandbox.wait_for(lambda: site.node("n1").ours is not None, 30, what="our drain of n1")
+    site.sandbox.wait_for(lambda: site.node("n1").ours is not None, 90, what="our drain of n1")
     drained = site.node("n1")
     assert drained.reason.startswith(f"sr:site_flag j{job}")
     assert drained.user == "root"
-    site.wait(job, "COMPLETED", within=60)
+    site.wait(job, "COMPLETED", within=150)
     hosts = seen.read_text().split()
     assert hosts[0] == "n1"
     assert hosts[2] != "n1"
     print(f"requeue to running elsewhere: {float(hosts[3]) - started:.1f} s")
-    assert float(hosts[3]) - started < 40, "Slurm alone takes 121 s"
+    assert float(hosts[3]) - started < 100, "Slurm alone takes 121 s"
     assert "drained" in site.say("nodes", "why", "n1").stdout
     site.unflag()
-    site.sandbox.wait_for(lambda: not site.node("n1").out, 60, what="n1 back in service")
+    site.sandbox.wait_for(lambda: not site.node("n1").out, 150, what="n1 back in service")
     assert site.node("n1").reason == ""
     assert [note.kind for note in site.node("n1").notes] == ["back"]
     assert site.records("n1", "returned")
@@ -263,7 +276,7 @@ def test_a_prolog_that_fails_on_every_node_stops_at_the_budget_and_jobs_run(site
     site.flag(*site.sandbox.nodes)
     jobs = [site.submit("exit 0\n", "--comment=resilient") for _ in range(6)]
     for job in jobs:
-        site.wait(job, "COMPLETED", within=90)
+        site.wait(job, "COMPLETED", within=150)
     assert len(site.drained()) == 1
     assert site.records(site.drained()[0], "job_sent_elsewhere")
 
@@ -288,7 +301,7 @@ def test_a_hostile_job_drains_nothing_and_runs_nothing_as_root(site: Site) -> No
     )  # fmt: skip
     site.wait(job, "RUNNING")
     immutable = scratch / "deep" / "er" / "immutable"
-    site.sandbox.wait_for(immutable.exists, 20)
+    site.sandbox.wait_for(immutable.exists, 90)
     stuck = subprocess.run(["chattr", "+i", str(immutable)], check=False).returncode == 0
     try:
         site.wait(job, "FAILED")
@@ -332,21 +345,23 @@ def test_two_jobs_of_one_user_and_one_ends(site: Site) -> None:
 
 def test_a_dead_controller_delays_no_epilog_beyond_its_deadline_and_the_verdict_is_acted_on_later(site: Site) -> None:
     """nhc#161."""
+    site.configure(call_s=2)
     site.flag("n1")
     site.sandbox.fault("kill-controller")
     took = site.run("epilog", "n1", SLURM_JOB_ID="4711", SLURM_JOB_UID="65001")
-    assert took < 10
+    assert took < 40, "slurmd takes an epilog for failed after PrologEpilogTimeout, 60 s"
     assert [entry["decision"] for entry in site.records("n1", "not_drained")] == ["pending"]
     site.sandbox.fault("restart-controller")
     assert site.drained() == []
     # slurmctld asks its nodes first whether they are there; those that have not answered yet count as out
-    site.sandbox.wait_for(lambda: site.looked("n1") and site.drained() == ["n1"], 60, what="the drain")
+    site.sandbox.wait_for(lambda: site.looked("n1") and site.drained() == ["n1"], 150, what="the drain")
 
 
 def test_a_hanging_scontrol_is_bounded(site: Site) -> None:
+    site.configure(call_s=2)
     site.flag("n1")
     site.sandbox.fault("break-scontrol", how="hang")
-    assert site.run("epilog", "n1", SLURM_JOB_ID="4711", SLURM_JOB_UID="65001") < 10
+    assert site.run("epilog", "n1", SLURM_JOB_ID="4711", SLURM_JOB_UID="65001") < 40
     assert [entry["decision"] for entry in site.records("n1", "not_drained")] == ["pending"]
 
 
@@ -374,7 +389,7 @@ def test_slurmd_killed_in_the_middle_of_an_epilog_loses_no_verdict(site: Site) -
     site.flag("n1", how="slow")
     job = site.submit("exit 0\n", "-w", "n1")
     mark = site.places.state / "n1" / "epilogs" / f"{job}.json"
-    site.sandbox.wait_for(mark.exists, 30, what="the epilog")
+    site.sandbox.wait_for(mark.exists, 90, what="the epilog")
     site.sandbox.fault("kill-slurmd", "n1")
     site.sandbox.exec(["pkill", "-9", "-f", "slurm_resilience_node/start.py"], root=True, host="n1")
     assert mark.exists()
@@ -410,7 +425,7 @@ def ours_on(site: Site, name: str) -> nodes.Node:
     """Drain a node through a failing check."""
     # A drain of an admin's that ended within two seconds of ours is taken for one that we wiped; those of earlier tests
     # ended when the nodes were cleared.
-    site.sandbox.wait_for(lambda: time.time() > site.cleared_at + 3.0, 10, what="the end of what the last test did")
+    site.sandbox.wait_for(lambda: time.time() > site.cleared_at + 3.0, 60, what="the end of what the last test did")
     site.flag(name)
     site.look(name)
     found = site.node(name)
@@ -452,7 +467,7 @@ def test_an_admins_drain_between_our_read_and_our_return_is_back_after_us(site: 
     site.look("n1")
     assert site.node("n1").drained
     site.look("n1")
-    site.sandbox.wait_for(lambda: site.looked("n1").reason == ADMIN, 30, what="the admin's drain")
+    site.sandbox.wait_for(lambda: site.looked("n1").reason == ADMIN, 90, what="the admin's drain")
     assert site.node("n1").drained
     assert site.records("n1", "foreign_drain_restored")
     for _ in range(3):
@@ -465,7 +480,7 @@ def test_an_admins_drain_between_our_read_and_our_drain_is_back_after_us(site: S
     site.configure(scontrol=meddling(site, "State=DRAIN", then))
     site.flag("n1")
     site.look("n1")
-    site.sandbox.wait_for(lambda: site.looked("n1").reason == ADMIN, 30, what="the admin's drain")
+    site.sandbox.wait_for(lambda: site.looked("n1").reason == ADMIN, 90, what="the admin's drain")
 
 
 def test_a_hold_keeps_a_node_out_until_it_is_released(site: Site) -> None:
@@ -512,14 +527,14 @@ def test_a_rebooting_node_is_not_drained_but_looked_at_again_afterwards(site: Si
 
 def test_a_drain_set_while_the_node_reboots_holds_after_it(site: Site) -> None:
     site.scontrol("reboot", "nextstate=RESUME", "n1")
-    site.sandbox.wait_for(lambda: "REBOOT_ISSUED" in site.node("n1").flags, 30, what="the reboot")
+    site.sandbox.wait_for(lambda: "REBOOT_ISSUED" in site.node("n1").flags, 90, what="the reboot")
     admin_drains(site, "n1")
     site.sandbox.fault("power-off", "n1")
     # slurmd runs the health check before it registers; the sandbox starts both at once, so the hook comes first by hand
     site.sandbox = Sandbox.up(nodes=4, name=site.sandbox.layout.name, settings=site.settings(HealthCheckInterval=3600))
     site.sandbox.fault("power-on", "n1")
-    site.sandbox.wait_for(lambda: "REBOOT_ISSUED" not in site.node("n1").flags, 60, what="the node's return")
-    site.sandbox.wait_for(lambda: site.looked("n1").reason == ADMIN, 40, what="the admin's drain")
+    site.sandbox.wait_for(lambda: "REBOOT_ISSUED" not in site.node("n1").flags, 150, what="the node's return")
+    site.sandbox.wait_for(lambda: site.looked("n1").reason == ADMIN, 120, what="the admin's drain")
     assert site.node("n1").drained
 
 
@@ -543,7 +558,7 @@ def test_our_drain_that_an_admin_took_away_is_not_taken_to_stand(site: Site) -> 
     assert again.reason != first
     assert site.records("n1", "drain_gone")
     site.unflag()
-    site.sandbox.wait_for(lambda: not site.looked("n1").drained, 30, what="its return")
+    site.sandbox.wait_for(lambda: not site.looked("n1").drained, 90, what="its return")
 
 
 def test_two_epilogs_of_one_second_make_one_drain_that_comes_back(site: Site) -> None:
@@ -563,7 +578,7 @@ def test_two_epilogs_of_one_second_make_one_drain_that_comes_back(site: Site) ->
     # none where the controller did as it was told and answered too late for the hook; a look finds that out
     assert len(site.records("n1", "drained")) <= 1
     site.unflag()
-    site.sandbox.wait_for(lambda: not site.looked("n1").drained, 30, what="its return")
+    site.sandbox.wait_for(lambda: not site.looked("n1").drained, 90, what="its return")
 
 
 def test_a_verdict_that_waits_drains_nothing_once_its_check_only_observes(site: Site) -> None:
@@ -624,12 +639,13 @@ def test_a_run_tells_the_node_on_which_a_rank_died_and_root_looks_there(site: Si
     job = site.submit(
         f"""
         export {PLACE}={site.root}/hints
-        {sys.executable} -m slurm_resilience run --cold --nodes 2 --run-dir {shared}/run -- bash -c \\
+        {sys.executable} -m slurm_resilience run --cold --nodes 2 --run-dir {shared}/run \\
+            --set limits.agent_silence_s=15 --set limits.node_silence_s=30 -- bash -c \\
             'if [ "$RANK" = 1 ] && mkdir {shared}/died 2>/dev/null; then sleep 2; kill -9 $$; fi; sleep 4'
         """,
         "-N2", "-w", "n1,n2",
     )  # fmt: skip
-    site.wait(job, "COMPLETED", within=180)
+    site.wait(job, "COMPLETED", within=300)
     told = {}
     for name in ("n1", "n2"):
         site.look(name)
@@ -704,7 +720,7 @@ def test_a_job_that_asks_to_be_resilient_gets_what_it_needs(lua: Site) -> None:
     for _ in range(2):
         number = lua.sandbox.exec(argv, cwd="/tmp", check=True).stdout.strip()
         lua.wait(number, "COMPLETED")
-    lua.sandbox.wait_for(lambda: out.read_text() == "x\nx\n", 20, what="both outputs in one file")
+    lua.sandbox.wait_for(lambda: out.read_text() == "x\nx\n", 90, what="both outputs in one file")
 
 
 def test_the_warning_comes_before_the_limit_as_if_asked_for(lua: Site) -> None:

@@ -31,7 +31,8 @@ from slurm_resilience.config import ResilienceConfig
 from slurm_resilience.submit.executor import ResilientExecutor
 from slurm_resilience.submit.prepare import Work
 nodes, tasks, folder, rank = json.loads(sys.argv[1])
-config = ResilienceConfig.build({{"nodes": nodes, "preload": [], **{config}}})
+calm = {{"agent_silence_s": 8, "node_silence_s": 12}}  # an agent that a busy machine holds up would be an attempt more
+config = ResilienceConfig.build({{"nodes": nodes, "preload": [], "limits": calm, **{config}}})
 executor = ResilientExecutor(folder, config=config)
 executor.update_parameters(partition="low", time=30, exclusive=True, name="cell",
                            setup=["export PYTHONPATH={no_torch}", *{setup!r}])
@@ -156,14 +157,14 @@ def at_its_time_limit(cell: Cell) -> str:
 
 def requeued_by_hand(cell: Cell) -> str:
     cell.sandbox.exec(["scontrol", "requeue", cell.job], check=True)
-    return "unknown"  # Slurm knows no more than that somebody did
+    return "requeued"
 
 
 def with_the_controller_gone_in_between(cell: Cell) -> str:
     """It knows that the job runs: one that forgets even that starts the job anew, from nothing of ours."""
     saved = cell.sandbox.layout.dir / "slurmctld" / "job_state"
     started = datetime.fromisoformat(cell.slurm("StartTime")).timestamp()
-    cell.sandbox.wait_for(lambda: saved.exists() and saved.stat().st_mtime > started, 60, what="slurmctld to save its state")
+    cell.sandbox.wait_for(lambda: saved.exists() and saved.stat().st_mtime > started, 150, what="slurmctld to save its state")
     cell.preempt()
     cell.until("warning_received")
     cell.sandbox.fault("kill-controller")
@@ -176,7 +177,7 @@ def on_a_node_whose_prolog_fails(cell: Cell) -> str:
     """Not now, but when it comes back: Slurm drains the node and holds the job."""
     cell.sandbox.fault("fail-prolog", cell.nodes()[0])
     cell.sandbox.exec(["scontrol", "requeue", cell.job], check=True)
-    return "unknown"
+    return "requeued"
 
 
 def without_its_batch_host(cell: Cell) -> str:

@@ -44,7 +44,7 @@ def home(by_qos: Sandbox) -> Iterator[Path]:
     folder.chmod(0o755)
     yield folder
     by_qos.exec(["scancel", "--user=alice"])
-    by_qos.wait_for(lambda: not by_qos.exec(["squeue", "--noheader"]).stdout, 60, what="An empty queue")
+    by_qos.wait_for(lambda: not by_qos.exec(["squeue", "--noheader"]).stdout, 150, what="An empty queue")
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -82,7 +82,7 @@ def ends_well(sandbox: Sandbox, shared: Path, job: str, within: float = 120) -> 
 
 def test_a_rendered_template_runs(sandbox: Sandbox, shared: Path, submit: Submit) -> None:
     job, run_dir = submit("array", "2", array="2", command=DEAF, ranks_per_node="2", options="--set preload=[]")
-    sandbox.wait_for(lambda: run_dir.is_dir() and events(run_dir, "started_fresh"), 60, what="The first step")
+    sandbox.wait_for(lambda: run_dir.is_dir() and events(run_dir, "started_fresh"), 150, what="The first step")
     (run_dir / "enough").touch()
     ends_well(sandbox, shared, job)
 

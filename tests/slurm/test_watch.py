@@ -27,7 +27,7 @@ def submit(sandbox: Sandbox, shared: Path, *options: str, comment: str = "mine r
     return sandbox.exec(argv, cwd=shared, check=True).stdout.strip()
 
 
-def started(sandbox: Sandbox, shared: Path, job: str, restart: int, *, within: float = 60) -> str:
+def started(sandbox: Sandbox, shared: Path, job: str, restart: int, *, within: float = 100) -> str:
     path = shared / f"started.{job}.{restart}"
     what = f"run {restart} of job {job} (now {sandbox.job(job)})"
     sandbox.wait_for(lambda: path.exists() and path.read_text().endswith("\n"), within, what=what)
@@ -73,7 +73,7 @@ def test_a_job_that_slurm_holds_after_a_failed_prolog_is_let_go(sandbox: Sandbox
     """ArjunaUsers#63."""
     sandbox.fault("fail-prolog", "n1")
     job = submit(sandbox, shared, "--nodes=1-4", "--exclusive")
-    sandbox.wait_for(lambda: "launch_failed" in sandbox.job(job).get("Reason", ""), 60, what="The hold after the prolog")
+    sandbox.wait_for(lambda: "launch_failed" in sandbox.job(job).get("Reason", ""), 150, what="The hold after the prolog")
     assert [(line["what"], line["trouble"]) for line in once(sandbox, "--dry-run")] == [("found", "launch_failed")]
     assert [line["what"] for line in once(sandbox)] == ["released"]
     with watching(sandbox, shared):
@@ -94,7 +94,7 @@ def test_a_job_is_given_other_nodes_by_hand(sandbox: Sandbox, shared: Path) -> N
     marks = Marks.read(sandbox.job(job)["Comment"])
     assert (marks.words, marks.excluded, marks.held_at) == ("mine resilient", ("n2",), None)
     sandbox.exec(["scancel", job], check=True)
-    sandbox.wait_for(lambda: sandbox.job_state(job) == "CANCELLED", 30, what="The end")
+    sandbox.wait_for(lambda: sandbox.job_state(job) == "CANCELLED", 90, what="The end")
     again = sandbox.exec(["slurm-resilience", "requeue", job])
     assert again.returncode == 78
     assert "was cancelled" in again.stderr
