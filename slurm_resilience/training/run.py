@@ -15,7 +15,7 @@ from slurm_resilience.checkpoint.store import CheckpointStore
 from slurm_resilience.elastic.batch import Deal, LossOf
 from slurm_resilience.errors import ConfigError, ResilienceError
 from slurm_resilience.progress.page import Phase
-from slurm_resilience.training import data, gradients, loading, offline
+from slurm_resilience.training import alike, data, gradients, loading, offline
 from slurm_resilience.training.crash import CrashReporter
 from slurm_resilience.training.keeping import Keeping
 from slurm_resilience.training.metrics import MetricsFile
@@ -212,7 +212,7 @@ class Run(Weighing, Keeping, Starting, Proving):
     def _resume(self) -> int:
         self._registry.require_schedulers("seen by run.resume()")
         self._link.enter(Phase.RESUME)
-        self._world.join()
+        alike.join(self._world, self._registry)
         if offline.wanted() is not None:
             self._verify_offline()
         self._open()

@@ -209,3 +209,20 @@ def test_streams_through_real_worlds_lose_nothing_that_their_workers_have_read_a
     assert len(whole) >= 2
     assert all(places == everything for places in whole)
     assert len(set(last)) == len(last)
+
+
+@pytest.mark.parametrize(
+    ("how", "evidence"),
+    [
+        ("labels", "rank 0 has models: stage0; rank 1 has models: stage1"),
+        ("tensors", "begin with model.layer0.bias on rank 0, with model.layer1.bias on rank 1"),
+    ],
+)
+def test_ranks_that_register_different_objects_are_refused_before_the_first_step(
+    tmp_path: Path, how: str, evidence: str
+) -> None:
+    """They could save for hours, and the first checkpoint that had to be loaded could not be."""
+    with pytest.raises(RankError, match="ConfigError") as refused:
+        run_world(2, programs.register_by_rank, how, run_dir=tmp_path)
+    assert evidence in str(refused.value)
+    assert run_world(2, programs.register_by_rank, "alike", run_dir=tmp_path / "alike") == ["resumed", "resumed"]
