@@ -59,7 +59,7 @@ class Local:
             process.send(signal.SIGCONT)
             process.send(signal.SIGKILL)
         self.child.kill()
-        self.child.wait(20)
+        self.child.wait(60)
 
     def ended(self) -> bool:
         return self.child.poll() is not None
@@ -86,7 +86,7 @@ def explain(run_dir: Path) -> tuple[list[dict[str, Any]], str]:
 
 def nothing_of(run_dir: Path, watch: Watch) -> None:
     """Nothing of an old attempt was alive beside a new one, and nothing at all is left."""
-    wait_for("the end of all processes", lambda: not cast.look(run_dir).everybody(), 20)
+    wait_for("the end of all processes", lambda: not cast.look(run_dir).everybody(), 90)
     assert watch.looks > 3
     assert watch.overlaps == []
 
@@ -201,7 +201,7 @@ def test_a_killed_supervisor_is_named(tmp_path: Path) -> None:
         wait_for("training", lambda: newest_step(run_dir) > AT, LONG_S, say=run.say)
         (supervisor,) = cast.look(run_dir).supervisors
         supervisor.send(signal.SIGKILL)
-        run.child.wait(20)
+        run.child.wait(60)
         run.start()
         assert run.finish() == 0, run.say()
         nothing_of(run_dir, watch)
