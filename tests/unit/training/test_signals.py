@@ -196,7 +196,8 @@ def test_a_loader_survives_the_signals_of_the_step_only_when_protected(by: str) 
         if by != "nobody":
             assert [int(row[0, 0]) for row in rows] == [2, 3, 4, 5, 6, 7]
         else:
-            with pytest.raises(RuntimeError, match="worker"):
+            # torch says so, unless it was just fetching a row's memory from the one that died
+            with pytest.raises((RuntimeError, EOFError, ConnectionError, FileNotFoundError)):
                 list(rows)
     finally:
         flags.restore()
