@@ -2,8 +2,8 @@
 
     slurm-resilience submit --nodes 2-4 --ranks-per-node 4 --gpus-per-node 4 --time 12:00:00 -- python train.py --lr 3e-4
 
-Besides the options below, all of sbatch's long options are taken as they are.  What is queued is the shipped template
-with these settings; --dry-run shows it.
+Besides the options below, sbatch's long options are taken as they are; the few that would undo what is done here say so.
+What is queued is the shipped template with these settings; --dry-run shows it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,12 @@ from slurm_resilience.errors import ConfigError, ExitCode
 _OWN = ("folder", "run-dir", "config", "set", "nodes", "spares", "ranks-per-node", "global-batch", "micro-batch",
         "checkpoint-every", "preload", "wrap", "cold", "python", "signal-delay-s", "dry-run", "wait", "json", "checkpoint-file",
         "resume-with", "snapshot")  # fmt: skip
+_SHORT_OF_REFUSED = {"ntasks": "n", "array": "a", "output": "o", "error": "e", "no-kill": "k"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare our options, and every one of sbatch's that is not ours."""
-    from slurm_resilience.submit.parameters import SBATCH_FLAGS, SBATCH_OPTIONS
+    from slurm_resilience.submit.parameters import REFUSED, SBATCH_FLAGS, SBATCH_OPTIONS
 
     add = parser.add_argument
     add(
@@ -64,6 +66,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
             add(*words, nargs="?", const=True, dest=f"sbatch:{name}", help=argparse.SUPPRESS)
         else:
             add(*words, dest=f"sbatch:{name}", help=argparse.SUPPRESS)
+    for name in sorted(REFUSED.keys() - set(_OWN)):  # taken, to be refused with the reason instead of as unknown
+        words = [f"--{name}", *([f"-{_SHORT_OF_REFUSED[name]}"] if name in _SHORT_OF_REFUSED else [])]
+        add(*words, nargs="?", const=True, dest=f"sbatch:{name}", help=argparse.SUPPRESS)
     add("argv", nargs="+", metavar="CMD", help="the command and its arguments, after --")
 
 
@@ -81,7 +86,11 @@ def execute(args: argparse.Namespace) -> int:
     if args.run_dir and not args.dry_run and (done := _complete(Path(args.run_dir).absolute())):
         print(json.dumps({"job_id": None, "run_dir": str(Path(args.run_dir).absolute()), "said": done}) if args.json else done)
         return ExitCode.OK
-    executor = ResilientExecutor(folder, config=config, python=args.python, own_names=_OWN, snapshot=args.snapshot)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        executor = ResilientExecutor(folder, config=config, python=args.python, own_names=_OWN, snapshot=args.snapshot)
+    for one in told:
+        print(f"slurm-resilience submit: note: {one.message}", file=sys.stderr)
     executor.update_parameters(**slurm_options(args), signal_delay_s=args.signal_delay_s)
     work = Work(command=command, wrap=args.wrap)
     if args.dry_run:

@@ -43,29 +43,30 @@ SBATCH_FLAGS = frozenset({"contiguous", "exclusive", "get-user-env", "hold", "oo
 _ALIASES = {"name": "job-name", "timeout-min": "time", "mem-gb": "mem", "num-gpus": "gpus-per-node", "workdir": "chdir"}
 # Not sbatch's: what goes around the command in the script, and how early Slurm warns.
 _OURS = frozenset({"setup", "teardown", "signal_delay_s", "additional_parameters"})
-_REFUSED = {
-    "ntasks": "the number of ranks follows from the nodes at hand; give ranks_per_node",
-    "ntasks-per-node": "give ranks_per_node; with ntasks in the script Slurm would never give more than the fewest nodes",
-    "tasks-per-node": "give ranks_per_node",
-    "ntasks-per-core": "give ranks_per_node",
-    "ntasks-per-socket": "give ranks_per_node",
-    "ntasks-per-gpu": "give ranks_per_node",
-    "gpus-per-task": "it needs a fixed number of tasks; give gpus_per_node",
-    "array": "call map_resilient(function, values): each task is a run of its own",
+# sbatch's and submitit's own that would undo what is done here, and what to take instead, from Python and on the command line.
+REFUSED = {
+    "ntasks": "the number of ranks follows from the nodes at hand; give ranks_per_node (--ranks-per-node)",
+    "ntasks-per-node": "give ranks_per_node (--ranks-per-node); with ntasks Slurm would never give more than the fewest nodes",
+    "tasks-per-node": "give ranks_per_node (--ranks-per-node)",
+    "ntasks-per-core": "give ranks_per_node (--ranks-per-node)",
+    "ntasks-per-socket": "give ranks_per_node (--ranks-per-node)",
+    "ntasks-per-gpu": "give ranks_per_node (--ranks-per-node)",
+    "gpus-per-task": "it needs a fixed number of tasks; give gpus_per_node (--gpus-per-node)",
+    "array": "call map_resilient(function, values) in Python: each task is a run of its own",
     "array-parallelism": "it belongs to map_resilient(function, values)",
-    "requeue": "it is always set; config={'requeue': False} keeps a run from being requeued",
-    "no-requeue": "config={'requeue': False} keeps a run from being requeued",
+    "requeue": "it is always set; config={'requeue': False} (--set requeue=false) keeps a run from being requeued",
+    "no-requeue": "config={'requeue': False} (--set requeue=false) keeps a run from being requeued",
     "no-kill": "it is always set, so that a job outlives a lost node",
-    "signal": "give signal_delay_s, the seconds of warning before the time limit",
+    "signal": "give signal_delay_s (--signal-delay-s), the seconds of warning before the time limit",
     "open-mode": "it is always append, or a requeue would wipe the log",
-    "output": "the log is in the run's folder; job.stdout() reads it",
-    "error": "the log is in the run's folder; job.stderr() reads it",
+    "output": "the log is in the run's folder; job.stdout() and `slurm-resilience logs` read it",
+    "error": "the log is in the run's folder; job.stderr() and `slurm-resilience logs` read it",
     "stderr-to-stdout": "both are in one log already",
     "use-srun": "the supervisor starts its own agents",
     "srun-args": "the supervisor starts its own agents",
     "wrap": "the script is ours; give a command or a function",
     "parsable": "the job id is read for you",
-    "test-only": "use dry_run / --dry-run",
+    "test-only": "use dry_run (--dry-run)",
     "wait": "call job.wait()",
 }
 _DEFAULT_LEAD_S = 90
@@ -167,8 +168,8 @@ def _canonical(slurm: Mapping[str, Any], own_names: Sequence[str]) -> dict[str, 
             continue
         word = str(key).replace("_", "-").removeprefix("--").removeprefix("slurm-")
         name = _ALIASES.get(word, word)
-        if name in _REFUSED:
-            raise ConfigError(f"{key}={value!r} cannot be chosen here: {_REFUSED[name]}")
+        if name in REFUSED:
+            raise ConfigError(f"{key}={value!r} cannot be chosen here: {REFUSED[name]}")
         if name not in SBATCH_OPTIONS:
             raise ConfigError(_unknown(str(key), own_names), evidence="neither sbatch nor submitit has such a parameter")
         if value is None:

@@ -120,6 +120,23 @@ def test_an_option_that_is_like_no_other_is_not_guessed_and_a_guess_is_not_burie
         assert first == f"slurm-resilience submit: unknown option {word!r}" + (f": {hint}" if hint else "")
 
 
+@pytest.mark.parametrize(
+    ("words", "instead"),
+    [(["--signal=USR1@30"], "--signal-delay-s"), (["--no-requeue"], "--set requeue=false"), (["-a", "1-4"], "map_resilient"),
+     (["--ntasks", "4"], "--ranks-per-node"), (["-o", "x.log"], "slurm-resilience logs")],
+)  # fmt: skip
+def test_what_of_sbatch_is_not_taken_is_named_with_what_to_take_instead(
+    words: list[str], instead: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["submit", "--nodes", "2", *words, "--", sys.executable, "-c", "0"]) == ExitCode.CONFIG_ERROR
+    *notes, said = capsys.readouterr().err.splitlines()
+    assert instead in said
+    assert "unknown option" not in said
+    assert all(line.startswith("slurm-resilience submit: note: ") for line in notes if not line.startswith("$x")), notes
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_cannot_be_done_to_a_sandbox_is_no_fault_of_ours(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["sandbox", "exec", "--name", "nosuch", "--", "true"]) == ExitCode.CONFIG_ERROR
     assert "not up" in (said := capsys.readouterr().err) or "needs root" in said
