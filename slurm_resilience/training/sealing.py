@@ -4,12 +4,16 @@ Ranks that hold copies of the same tensor are compared on the way.  Copies of a 
 worth telling: something has changed one of them silently.  Buffers differ by design (batch statistics are each rank's own,
 until the first rank's are broadcast).  Either way the checkpoint must hold one known copy, or its digest would be about
 another one: what most ranks hold, of buffers what the lowest rank holds.
+
+What is each rank's own by its nature is no copy, and one rank's would be given to all: a tensor that has another shape on
+another rank, what an optimizer keeps in a plain tensor for its rank's part of a sharded parameter, most of a model that is
+split by hand or that no rank shares with the others.  That is refused.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +22,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from slurm_resilience.checkpoint.dcp.team import Team
+from slurm_resilience.errors import ConfigError
 from slurm_resilience.training import state_digest
 from slurm_resilience.training.state import Snapshot
 from slurm_resilience.training.state_digest import Copies, Joined, Row
@@ -25,10 +30,10 @@ from slurm_resilience.training.state_digest import Copies, Joined, Row
 log = logging.getLogger(__name__)
 
 
-def seal(team: Team, snapshot: Snapshot, buffers: Collection[str]) -> list[Copies]:
+def seal(team: Team, snapshot: Snapshot, *, parameters: Collection[str], buffers: Collection[str]) -> list[Copies]:
     """Add the digest to ``snapshot``, and make copies that differ the same in it; returns those that should not have differed.
 
-    Collective.  The live tensors stay as they are.
+    Collective.  The live tensors stay as they are.  Raises :class:`ConfigError`, on all ranks, for what is each rank's own.
     """
 
     boxes: dict[str, list[list[Any]]] = {}  # one for each rank's part: only the rank that writes the manifest needs them
@@ -40,6 +45,7 @@ def seal(team: Team, snapshot: Snapshot, buffers: Collection[str]) -> list[Copie
         return replace(whole, boxes={}), differing
 
     joined, differing = team.funnel("digesting the state", lambda: state_digest.part_of(snapshot.tensors, printed=True), join)
+    _refuse_ranks_own(snapshot, joined, differing, parameters)
     snapshot.plain["digest"] = state_digest.kept(replace(joined, boxes=boxes))
     if differing:
         _share(team, snapshot, differing)
@@ -49,6 +55,37 @@ def seal(team: Team, snapshot: Snapshot, buffers: Collection[str]) -> list[Copie
             "copies of the same state differ: %s; the checkpoint keeps what most ranks hold", "; ".join(map(str, odd[:5]))
         )
     return odd
+
+
+def _refuse_ranks_own(snapshot: Snapshot, joined: Joined, differing: Sequence[Copies], parameters: Collection[str]) -> None:
+    whole = {key: one for key in parameters if not isinstance(one := snapshot.tensors.get(key), DTensor | None)}
+    apart = [one for one in differing if one.box.key in whole and len(one.held) == sum(map(len, one.held.values()))]
+    # What a flipped bit changes is one copy of little: see `replicas_differed`.
+    most = 2 * sum(map(_nbytes, apart)) > sum(one.nbytes for one in whole.values())
+    own = {
+        one.box.key: f"is another one{str(one).removeprefix(one.box.key)}"
+        for one in (apart if most else differing)
+        if most or _of_a_shard(one.box.key, snapshot.tensors)
+    }
+    own |= {key: f"is {how}" for key, how in joined.uneven.items()}
+    if own:
+        shown = "; ".join(f"{key} {how}" for key, how in list(own.items())[:3])
+        more = f"; and {len(own) - 3} more" if len(own) > 3 else ""
+        raise ConfigError(
+            "Some of what is registered is each rank's own, and a checkpoint would give one rank's to all",
+            evidence=f"plain tensors that should be the same everywhere: {shown}{more}",
+            remedy="ranks that hold the same model need DistributedDataParallel or what else keeps them alike; what is split "
+            "over them has to be a DTensor (fully_shard, parallelize_module), an optimizer's state for it too "
+            "(torch.zeros_like gives one)",
+        )
+
+
+def _of_a_shard(key: str, tensors: Mapping[str, torch.Tensor]) -> bool:
+    """It is a plain tensor of an optimizer's, beside a parameter of which each rank has a part."""
+    parameter = tensors.get(key.partition(".state.")[2].rpartition(".")[0])
+    if isinstance(tensors[key], DTensor) or not isinstance(parameter, DTensor):
+        return False
+    return any(placement.is_shard() for placement in parameter.placements)
 
 
 def seal_own(snapshot: Snapshot) -> None:

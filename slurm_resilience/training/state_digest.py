@@ -75,12 +75,14 @@ class Joined:
     """What all ranks hold together: ``tensors`` by name as [dtype, shape, sums].
 
     ``boxes``: by name the parts of which there is a print, as [offset, size, print, sums, whether all numbers are finite].
+    ``uneven``: what has not the same dtype and whole shape on all ranks that hold it, in words by name.
     """
 
     tensors: dict[str, list[Any]] = field(default_factory=dict)
     boxes: dict[str, list[list[Any]]] = field(default_factory=dict)
     differing: list[Copies] = field(default_factory=list)
     not_finite: list[str] = field(default_factory=list)
+    uneven: dict[str, str] = field(default_factory=dict)
 
 
 def part_of(
@@ -128,14 +130,16 @@ def join(parts: Sequence[Sequence[Row]], prefer: Iterable[Copies] = ()) -> Joine
     held: dict[tuple[Any, ...], dict[bit_sums.Sums, list[int]]] = {}
     about: dict[str, tuple[str, tuple[int, ...]]] = {}
     printed: dict[tuple[Any, ...], Row] = {}
+    out = Joined()
     for rank, rows in enumerate(parts):
         for row in rows:
             key, dtype, shape, offset, size, its, print_ = row
             if print_:
                 printed[key, offset, size, its] = row
-            about.setdefault(key, (dtype, shape))
+            first = about.setdefault(key, (dtype, shape))
+            if first != (dtype, shape):
+                out.uneven.setdefault(key, f"{_kind((dtype, shape))} on rank {rank}, {_kind(first)} on another")
             held.setdefault((key, offset, size), {}).setdefault(its, []).append(rank)
-    out = Joined()
     sums: dict[str, bit_sums.Sums] = {}
     for place, copies in held.items():
         most = next(iter(copies))

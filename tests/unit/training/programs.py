@@ -844,3 +844,53 @@ def register_by_rank(how: str) -> str:
     run.register(**{f"stage{run.rank}" if how == "labels" else "model": model})
     run.resume()
     return "resumed"
+
+
+def optimize_by_rows(how: str) -> list[list[float]]:
+    """An optimizer whose state has a number for each row: the rank's "own" rows of a sharded parameter, "uneven" where the
+    ranks have not as many, "alike" the same on all ranks.  What it holds at the end."""
+    import torch
+    from torch.distributed.fsdp import fully_shard
+
+    from slurm_resilience import Run
+
+    class Rows(torch.optim.Optimizer):
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    rows = torch.ones(3) if how == "alike" else parameter.grad.to_local().abs().sum(1)
+                    state = self.state[parameter]
+                    state["rows"] = state.get("rows", torch.zeros_like(rows)) + rows
+
+    run = Run(checkpoint={"every_min": None})
+    run.init_process_group()
+    model = torch.nn.Linear(2, 3 if how == "uneven" else 4, bias=False)
+    fully_shard(model)
+    optimizer = Rows(model.parameters(), {})
+    run.register(model=model, optimizer=optimizer)
+    run.resume()
+    for _ in run.steps(2):
+        model(torch.ones(1, 2) * (1 + run.rank)).pow(2).sum().backward()
+        optimizer.step()
+        run.report(loss=1.0)
+    return [state["rows"].tolist() for state in optimizer.state.values()]
+
+
+def train_apart(how: str) -> float:
+    """Ranks that all train for themselves ("apart"), or differ in one small tensor ("bit")."""
+    import torch
+
+    from slurm_resilience import Run
+
+    run = Run(checkpoint={"every_min": None})
+    run.init_process_group()
+    torch.manual_seed(run.rank if how != "bit" else 0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.LayerNorm(8))
+    if how == "bit" and run.rank == 1:
+        model[1].bias.data[0] = 1.0
+    run.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
+    run.resume()
+    for _ in run.steps(2):
+        run.report(loss=1.0)
+    return float(model[1].bias.sum())

@@ -226,3 +226,27 @@ def test_ranks_that_register_different_objects_are_refused_before_the_first_step
         run_world(2, programs.register_by_rank, how, run_dir=tmp_path)
     assert evidence in str(refused.value)
     assert run_world(2, programs.register_by_rank, "alike", run_dir=tmp_path / "alike") == ["resumed", "resumed"]
+
+
+@pytest.mark.parametrize(
+    ("how", "evidence"), [("own", "weight.rows is another one on rank 1"), ("uneven", "weight.rows is float32 (1,)")]
+)
+def test_what_an_optimizer_keeps_for_its_ranks_part_in_a_plain_tensor_is_refused_when_it_is_saved(
+    tmp_path: Path, how: str, evidence: str
+) -> None:
+    """One rank's would be given to all: a resume that looks right and trains on with the wrong state."""
+    with pytest.raises(RankError, match="ConfigError") as refused:
+        run_world(2, programs.optimize_by_rows, how, run_dir=tmp_path)
+    assert evidence in str(refused.value)
+    assert "each rank's own" in str(refused.value)
+    assert run_world(2, programs.optimize_by_rows, "alike", run_dir=tmp_path / "alike") == [[[2.0] * 3]] * 2
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_whose_models_have_little_in_common_are_refused_and_a_flipped_bit_is_told(tmp_path: Path, ranks: int) -> None:
+    """Without DistributedDataParallel, or with layers that are split by hand, a checkpoint would hold one rank's model."""
+    with pytest.raises(RankError, match="ConfigError") as refused:
+        run_world(ranks, programs.train_apart, "apart", run_dir=tmp_path)
+    assert "each rank's own" in str(refused.value)
+    assert "model.0.weight is another one on rank" in str(refused.value)
+    run_world(ranks, programs.train_apart, "bit", run_dir=tmp_path / "bit")
