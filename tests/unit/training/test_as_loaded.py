@@ -176,8 +176,8 @@ def test_the_run_after_a_verification_is_the_run_without_one_bit_by_bit(
     assert {"state digest", "probe loss"} <= {check.name for check in checked["resumed"].checks}
     monkeypatch.setattr(restoring, "CHECKS", ())
     monkeypatch.setattr(restoring, "AsLoaded", lambda *_: None)
-    monkeypatch.setattr(saving, "seal", lambda *_: [])
-    monkeypatch.setattr(sealing, "seal", lambda *_: [])
+    monkeypatch.setattr(saving, "seal", lambda *_, **__: [])
+    monkeypatch.setattr(sealing, "seal", lambda *_, **__: [])
     monkeypatch.setattr(Run, "probe", lambda *_: None)
     train(bare, 4, OPTIMIZERS["fused"], verify={"first_steps": 0, "next_batch": False})
     unchecked = train(bare, 8, OPTIMIZERS["fused"], verify={"first_steps": 0, "next_batch": False})
