@@ -27,7 +27,6 @@ class Cause(str, enum.Enum):
     APP_ERROR = "app_error"
     CONFIG_ERROR = "config_error"
     CANCELLED = "cancelled"
-    REQUEUED = "requeued"
     UNKNOWN = "unknown"
 
     def __str__(self) -> str:
@@ -70,7 +69,6 @@ EXIT_CODE_OF: dict[Cause, ExitCode] = {
     Cause.APP_ERROR: ExitCode.APP_ERROR,
     Cause.CONFIG_ERROR: ExitCode.CONFIG_ERROR,
     Cause.CANCELLED: ExitCode.CANCELLED,
-    Cause.REQUEUED: ExitCode.CANCELLED,  # where it did not come back after all
     Cause.UNKNOWN: ExitCode.INTERNAL,
 }
 

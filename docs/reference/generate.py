@@ -59,7 +59,6 @@ CAUSES: dict[Cause, str] = {
     Cause.APP_ERROR: "The training code raised an exception of its own.",
     Cause.CONFIG_ERROR: "What was asked for makes no sense.",
     Cause.CANCELLED: "Somebody cancelled the job.",
-    Cause.REQUEUED: "Somebody put the job back into the queue, with `slurm-resilience requeue` or `scontrol requeue`.",
     Cause.UNKNOWN: "We could not find out.",
 }
 

@@ -26,7 +26,7 @@ MOUNT_OPTIONS = "size=1m,nr_inodes=2000,mode=755,nosuid,nodev,noexec"
 MOST_BYTES = 4096
 CAUSES = (
     "preemption", "time_limit", "node_lost", "node_drained", "launch_failed", "rank_crash", "hang", "bad_checkpoint", "oom",
-    "app_error", "config_error", "cancelled", "requeued", "unknown",
+    "app_error", "config_error", "cancelled", "unknown",
 )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_resilience.errors import ConfigError
-from slurm_resilience.observe.failures import Trace
+from slurm_resilience.observe.failures import Trace, word_of
 from slurm_resilience.observe.incidents import Incidents
 from slurm_resilience.observe.interruptions import Interruption, sorted_out
 from slurm_resilience.observe.ledger import Ledger
@@ -243,9 +243,9 @@ class _Reader:
 
     def _on_attempt_stopped(self, at: float, fact: Mapping[str, Any]) -> None:
         if self._line.now in (TRAINING, SAVING):
-            self._down(max(self._stepped_at, self._line.spans[-1].start), str(fact.get("cause") or "unknown"), fact)
+            self._down(max(self._stepped_at, self._line.spans[-1].start), word_of(fact) or "unknown", fact)
         elif self._down_now is not None and self._down_now.attempt == int(fact.get("attempt") or 0):
-            self._down_now.cause = str(fact.get("cause") or self._down_now.cause)  # the ranks do not know why they were asked
+            self._down_now.cause = word_of(fact) or self._down_now.cause  # the ranks do not know why they were asked
 
     def _down(self, at: float, cause: str, fact: Mapping[str, Any], *, noticed_at: float | None = None) -> None:
         if self._line.now not in (TRAINING, SAVING) and (self._down_now is not None or self._queued_at is not None):

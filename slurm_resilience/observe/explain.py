@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_resilience.observe.events import read_events
-from slurm_resilience.observe.failures import SUPERVISOR_LOST
+from slurm_resilience.observe.failures import MOVED_BY_HAND, SUPERVISOR_LOST
 from slurm_resilience.observe.incidents import Incident, Incidents
 
 _Event = Mapping[str, Any]
@@ -31,7 +31,7 @@ MEANS = {
     "preemption": "Slurm took the nodes for another job",
     "time_limit": "the job's time was nearly over",
     "cancelled": "somebody ended the job",
-    "requeued": "somebody put the job back into the queue",
+    MOVED_BY_HAND: "somebody put the job back into the queue",
     SUPERVISOR_LOST: "the supervisor died and was started again",
     "unknown": "an end that nobody explained",
 }

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slurm_resilience.errors import Cause
 from slurm_resilience.observe.duration import short
 from slurm_resilience.observe.explain import MEANS, Explanation
+from slurm_resilience.observe.failures import MOVED_BY_HAND
 
 _WIDTH = 118
 _TAB = 13
@@ -30,7 +30,7 @@ def page(one: Explanation, *, number: int | None, of: int, columns: int = _WIDTH
 
 def _title(one: Explanation, number: int | None, of: int) -> str:
     where = _where(one.incident.rank, one.incident.node)
-    on_purpose = "Moved on purpose" if one.cause == Cause.REQUEUED.value else "Ended on purpose"
+    on_purpose = "Moved on purpose" if one.cause == MOVED_BY_HAND else "Ended on purpose"
     name = on_purpose if number is None else f"Incident {number} of {of}"
     title = f"{name}: {one.cause}{f', {where}' if where else ''}"
     return f"{title}\n{'=' * len(title)}"

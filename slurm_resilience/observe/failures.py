@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from slurm_resilience.errors import Cause
 
 # The supervisor died while its ranks ran, and another one took its place in the same allocation.  No budget counts it, so it is
 # no :class:`Cause`; every view of a run names it so.
 SUPERVISOR_LOST = "supervisor_lost"
-_ON_PURPOSE = frozenset({Cause.CANCELLED.value, Cause.REQUEUED.value})
+# Somebody put the job back into the queue.  Nothing went wrong, so it is no :class:`Cause` either: events say "unknown", and in
+# ``by_hand`` who or what did it; every view of a run names it so.
+MOVED_BY_HAND = "requeued"
+_ON_PURPOSE = frozenset({Cause.CANCELLED.value, MOVED_BY_HAND})
 
 
 def is_fault(cause: str) -> bool:
     """Something went wrong.  What somebody did on purpose, an end or a move to other nodes, is none."""
     return cause not in _ON_PURPOSE
+
+
+def word_of(event: Mapping[str, Any]) -> str:
+    """The cause in an event, as every view names it; "" where it has none."""
+    return MOVED_BY_HAND if event.get("by_hand") else str(event.get("cause") or "")
 
 
 @dataclass(frozen=True)

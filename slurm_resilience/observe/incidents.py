@@ -26,7 +26,7 @@ from typing import Any
 
 from slurm_resilience.errors import Cause
 from slurm_resilience.observe.duration import short
-from slurm_resilience.observe.failures import SUPERVISOR_LOST, is_fault
+from slurm_resilience.observe.failures import MOVED_BY_HAND, SUPERVISOR_LOST, is_fault, word_of
 
 _Event = Mapping[str, Any]
 PHASES = ("fault", "detected", "stopped", "requeued", "allocated", "launched", "loaded", "verified", "first_step", "caught_up")
@@ -94,7 +94,7 @@ class Incident:
             return f"back in {short(self.seconds)}"
         if self.went_on:
             return "all ranks had gone on"
-        if not self.fault and self.cause != Cause.REQUEUED.value:
+        if not self.fault and self.cause != MOVED_BY_HAND:
             return "ended on purpose"
         if self.recovered:
             return "back, and complete"
@@ -114,7 +114,7 @@ def faults(incidents: Iterable[Incident]) -> list[Incident]:
 
 def moves(incidents: Iterable[Incident]) -> list[Incident]:
     """Those in which somebody put the job back into the queue."""
-    return [incident for incident in incidents if incident.cause == Cause.REQUEUED.value]
+    return [incident for incident in incidents if incident.cause == MOVED_BY_HAND]
 
 
 def numbered(incidents: Iterable[Incident]) -> list[tuple[int | None, Incident]]:
@@ -204,8 +204,8 @@ class Incidents:
 
     def _run_failed(self, event: _Event, t: float) -> None:
         """A run that nothing had gone wrong with so far: that end is what there is to tell."""
-        if self._open is None and str(event.get("cause")) not in ("None", str(Cause.UNKNOWN)):
-            self._begin(self._incident(str(event["cause"]), t, event, detail=str(event.get("reason", ""))), None)
+        if self._open is None and word_of(event) not in ("", "None", str(Cause.UNKNOWN)):
+            self._begin(self._incident(word_of(event), t, event, detail=str(event.get("reason", ""))), None)
 
     def _note_phase(self, event: _Event, t: float) -> None:
         phase, incident = _PHASE_OF_EVENT.get(event["event"]), self._open
@@ -238,7 +238,7 @@ class Incidents:
     def _warning_explained(self, event: _Event, t: float) -> None:
         for incident in (self._warning, self._open if self._open in self.all and self._warning is None else None):
             if incident is not None and incident.cause == str(Cause.UNKNOWN):
-                incident.cause, incident.detail = event["cause"], event.get("detail", "")
+                incident.cause, incident.detail = word_of(event), event.get("detail", "")
 
     def _attempt_stopped(self, event: _Event, t: float) -> None:
         if self._open is None and self._warning is not None and not event.get("fault"):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slurm_resilience.observe.endings import ending
+from slurm_resilience.observe.failures import word_of
 from slurm_resilience.observe.incidents import Incident, Incidents
 
 _EVERY_S = 10.0
@@ -242,7 +243,7 @@ class Narrator:
             return ""
         left = float(event["deadline"]) - float(event["t"])
         detail = f" ({event['detail']})" if event.get("detail") else ""
-        return f"why: {event['cause']}{detail}; {max(0.0, left):.0f} s left"
+        return f"why: {word_of(event)}{detail}; {max(0.0, left):.0f} s left"
 
     def _straggler_found(self, event: Mapping[str, Any]) -> str:
         whole = ", as is its whole node" if event.get("whole_node") else ""
@@ -280,7 +281,7 @@ class Narrator:
             return f"attempt {event['attempt']}: stopped everywhere{_at(event)}; {why}{_since(untold)}"
         how = "saved and stopped" if event.get("saved") else "stopped, not all ranks had saved"
         untold, self._untold_checkpoints = self._untold_checkpoints, []
-        why = f" ({event['cause']})" if event["cause"] != "unknown" else ""  # it is still being asked for
+        why = f" ({word})" if (word := word_of(event)) != "unknown" else ""  # it is still being asked for
         return f"attempt {event['attempt']}: {how}{_at(event)}{why}{_since(untold)}"
 
     def _decided(self, event: Mapping[str, Any]) -> str:

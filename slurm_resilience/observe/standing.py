@@ -14,6 +14,7 @@ from slurm_resilience.errors import Cause
 from slurm_resilience.observe.decisions import left_out
 from slurm_resilience.observe.duration import short
 from slurm_resilience.observe.endings import ending
+from slurm_resilience.observe.failures import word_of
 from slurm_resilience.observe.incidents import Incident, Incidents
 
 _Event = Mapping[str, Any]
@@ -279,7 +280,7 @@ class Observer:
         self._do(event, "stopping", "every rank has ended, as it was asked to; the same command again goes on from there")
 
     def _attempt_stopped(self, event: _Event) -> None:
-        self._do(event, "deciding", f"attempt {event.get('attempt')} has stopped: {event.get('cause')}")
+        self._do(event, "deciding", f"attempt {event.get('attempt')} has stopped: {word_of(event)}")
 
     def _fault_detected(self, event: _Event) -> None:
         where = f" on {event['node']}" if event.get("node") else ""
@@ -289,7 +290,7 @@ class Observer:
         self._do(event, "stopping", f"{event.get('signal')} came; the ranks save and end")
 
     def _warning_explained(self, event: _Event) -> None:
-        self._warned = f"{event.get('cause')} ({event.get('detail')})"
+        self._warned = f"{word_of(event)} ({event.get('detail')})"
         self._do(event, "stopping", f"{self._warned}; the ranks save and end")
 
     def _decided(self, event: _Event) -> None:

@@ -34,7 +34,7 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
         "No batch script was left to end the job; the supervisor had Slurm end it with the run's code.", ("exit_code", "how")
     ),
     "run_completed": Meaning("All ranks reached the end of their work.", ("step",)),
-    "run_failed": Meaning("The run ended and will not be tried again.", ("cause", "reason", "exit_code")),
+    "run_failed": Meaning("The run ended and will not be tried again.", ("cause", "by_hand", "reason", "exit_code")),
     # nodes and their agents
     "agent_joined": Meaning("A node's agent connected.", ("node", "pid", "boot_id", "warm", "again", "reason")),
     "agent_warm": Meaning("A node can fork ranks, or cannot and why.", ("node", "warm", "reason", "took_s")),
@@ -96,14 +96,18 @@ FROM_SUPERVISOR: dict[str, Meaning] = {
     "stop_deadline_passed": Meaning("Ranks did not end in the time that they had.", ("ended", "saved", "world")),
     "attempt_stopped": Meaning(
         "Nothing of the attempt is alive on the nodes that can be reached.",
-        ("fault", "cause", "signature", "signal", "saved", "step", "node", "rank", "detail"),
+        ("fault", "cause", "by_hand", "signature", "signal", "saved", "step", "node", "rank", "detail"),
     ),
     "fact_received": Meaning("A rank said something that only the supervisor may say.", ("node", "rank", "kind")),
     # faults and decisions
     "fault_detected": Meaning("Something ended the attempt.", ("cause", "node", "rank", "detail", "since", "step")),
     "warning_received": Meaning("A warning signal came.", ("signal", "source", "deadline", "again")),
-    "warning_explained": Meaning("Why it came, as Slurm says.", ("cause", "detail", "requeued", "deadline")),
-    "decided": Meaning("What the supervisor does about it, and why.", ("action", "reason", "cause")),
+    "warning_explained": Meaning(
+        "Why it came, as Slurm says; by_hand: who or what has put the job back into the queue, where somebody did (then the "
+        "cause is unknown, and it is no incident).",
+        ("cause", "by_hand", "detail", "requeued", "deadline"),
+    ),
+    "decided": Meaning("What the supervisor does about it, and why.", ("action", "reason", "cause", "by_hand")),
     "requeue_started": Meaning("Slurm is asked to queue the job again.", ("nodes", "lost")),
     "requeue_done": Meaning("Slurm has queued the job again."),
     "requeue_failed": Meaning("Slurm could not be brought to queue the job again."),

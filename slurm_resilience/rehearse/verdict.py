@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from slurm_resilience.observe.failures import word_of
 from slurm_resilience.observe.incidents import Incident, Incidents
 from slurm_resilience.rehearse.wish import FAULTS
 
@@ -83,7 +84,7 @@ def _outcome(blow: Blow, events: list[_Event], until: float) -> Outcome:
         again = _first((event for event in after if event["t"] > seen["t"]), "checkpoint_committed")
     back_by = "first step of all ranks" if first_step else "its checkpoint is in place" if resumed else ""
     about: dict[str, Any] = {
-        "cause": incident.cause if incident else str((explained or heard or {}).get("cause", "")),
+        "cause": incident.cause if incident else word_of(explained or heard or {}),
         "noticed_s": _noticed(incident, heard, blow.at),
         "back_s": _round(seen["t"] - blow.at) if seen and not fresh else None,
         "back_by": back_by,

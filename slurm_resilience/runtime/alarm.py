@@ -50,8 +50,13 @@ class Alarm:
         return self.verdict.cause if self.verdict else Cause.UNKNOWN
 
     @property
+    def named(self) -> bool:
+        """Slurm has named a cause, or whoever requeued the job."""
+        return self.verdict is not None and self.verdict.named
+
+    @property
     def must_end(self) -> bool:
-        return self.urgent or self.cause is not Cause.UNKNOWN or (self.verdict is not None and self.verdict.requeued)
+        return self.urgent or self.named or (self.verdict is not None and self.verdict.requeued)
 
     def again(self, signal: str, now: float) -> bool:
         """Note one more signal; True when it is news: more urgent than the first, or well after it."""
@@ -66,15 +71,18 @@ class Alarm:
             self._away_at = now
         settled = now - self.since > SETTLE_S and now - self._away_at > AFTER_OUTAGE_S
         running = verdict.record is not None and verdict.record.state.running
-        if verdict.cause is Cause.UNKNOWN and self._named is not None:
+        if not verdict.named and verdict.requeued and self.verdict is not None and self.verdict.by_hand:
+            verdict = replace(verdict, by_hand=self.verdict.by_hand, detail=self.verdict.detail)
+        elif not verdict.named and self._named is not None:
             verdict = replace(verdict, cause=self._named, detail=f"{self._named} before; now {verdict.detail}")
-        elif verdict.cause is Cause.UNKNOWN and running and settled and self.urgent:
+        elif not verdict.named and running and settled and self.urgent:
             detail = f"{self.signal}, and Slurm has no reason to send one: taken as a wish to end ({verdict.detail})"
             verdict = replace(verdict, cause=Cause.CANCELLED, detail=detail)
         elif verdict.cause is not Cause.UNKNOWN and not verdict.requeued:
             self._named = verdict.cause
         before, self.verdict = self.verdict, verdict
-        return before is None or (before.cause, before.requeued) != (verdict.cause, verdict.requeued)
+        said = (verdict.cause, verdict.by_hand, verdict.requeued)
+        return before is None or (before.cause, before.by_hand, before.requeued) != said
 
     def save_only(self, now: float) -> bool:
         """Slurm sees no end coming, and has been asked for long enough: a checkpoint is wanted, no more."""
@@ -85,7 +93,7 @@ class Alarm:
         if self.verdict is None:
             return False
         since = max(self.since, self._away_at) if self.verdict.known else self.since
-        return self.cause is not Cause.UNKNOWN or self.verdict.requeued or now - since > patience_s
+        return self.named or self.verdict.requeued or now - since > patience_s
 
 
 def local_verdict(signal: str, *, heard_at: float, grace_s: float) -> Verdict:

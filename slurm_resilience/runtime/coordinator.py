@@ -240,10 +240,9 @@ class Coordinator:
         verdict = self.warnings.verdict()
         if verdict is not None:
             can = self.config.requeue and self.spec.can_requeue
-            cause, detail = verdict.cause, verdict.detail
-            script, done, vain = self.spec.script_requeues, verdict.requeued, self.history.vain_limits
-            said = decide_warned(cause, detail, already_requeued=done, can_requeue=can, by_script=script, vain_limits=vain)
-            self._leave(said)
+            how = {"already_requeued": verdict.requeued, "can_requeue": can, "by_script": self.spec.script_requeues}
+            self._leave(decide_warned(verdict.cause, verdict.detail, **how, by_hand=verdict.by_hand,
+                                      vain_limits=self.history.vain_limits))  # fmt: skip
 
     def _on_leaving(self) -> None:
         if self.farewell is not None:
@@ -330,8 +329,8 @@ class Coordinator:
             self._out.record("attempt_stopped", fault=True, cause=str(origin.cause), **how, **where)
             self._out.put(i.WriteIncident(self.number, record_of(attempt, origin, wall=self._out.wall)))
         else:
-            why = str(self.warnings.cause) if after is After.WARNED else after.value
-            self._out.record("attempt_stopped", fault=False, cause=why, saved=attempt.all_well, **where)
+            why = self.warnings.why if after is After.WARNED else {"cause": after.value}
+            self._out.record("attempt_stopped", fault=False, **why, saved=attempt.all_well, **where)
         if after is After.LEFT:
             words = attempt.facts.words("stopped").get("why") or "they did not say why"
             reason = f"the ranks ended by themselves before the end: {words}"

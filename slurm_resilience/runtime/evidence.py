@@ -20,7 +20,7 @@ _ECHO = re.compile(
 )
 _OOM = re.compile(r"out of memory|outofmemory|memoryerror|cannot allocate memory", re.IGNORECASE)
 _ADDRESS = re.compile(r"0x[0-9a-f]+", re.IGNORECASE)
-_CAUSE_OF_CODE = {int(code): cause for cause, code in EXIT_CODE_OF.items() if cause not in (Cause.UNKNOWN, Cause.REQUEUED)}
+_CAUSE_OF_CODE = {int(code): cause for cause, code in EXIT_CODE_OF.items() if cause is not Cause.UNKNOWN}
 _CAUSE_OF_TYPE = {
     "ConfigError": Cause.CONFIG_ERROR,
     "NoValidCheckpoint": Cause.BAD_CHECKPOINT,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 
 from slurm_resilience.errors import Cause, ExitCode
 from slurm_resilience.runtime import inputs as i
@@ -32,7 +33,8 @@ class Farewell:
         self._since = outbox.now
         self.state = Leaving.CLOSING
         if decision.exit_code != ExitCode.OK:
-            outbox.record("decided", action=decision.action, reason=decision.reason, cause=str(decision.cause))
+            why = {"cause": str(decision.cause), "by_hand": decision.by_hand or None}
+            outbox.record("decided", action=decision.action, reason=decision.reason, **why)
         for node in fleet.nodes.values():
             outbox.send(node.conn, Quit(decision.reason[:200]))
 
@@ -65,14 +67,15 @@ class Farewell:
             self._end("requeued", self._decision, ExitCode.REQUEUED)
         else:
             reason = f"{self._decision.reason}; but {it.reason}"
-            self._finish(Decision("stop", reason, (), self._decision.cause, self._decision.exit_code))
+            self._finish(replace(self._decision, action="stop", reason=reason, nodes=()))
 
     def _finish(self, decision: Decision) -> None:
         if decision.exit_code == ExitCode.OK:
             self._end("complete", decision, ExitCode.OK)
             return
         code = int(decision.exit_code)
-        self._outbox.record("run_failed", cause=str(decision.cause), reason=decision.reason, exit_code=code)
+        why = {"cause": str(decision.cause), "by_hand": decision.by_hand or None}
+        self._outbox.record("run_failed", **why, reason=decision.reason, exit_code=code)
         self._end("cancelled" if decision.cause is Cause.CANCELLED else "failed", decision, decision.exit_code)
 
     def _end(self, state: RunState, decision: Decision, code: ExitCode) -> None:

@@ -15,9 +15,7 @@ from slurm_resilience.runtime.suspects import speaks_of_node, suspects
 
 # Ends that the ranks had no part in.  SIGKILL comes from an administrator or from the kernel's memory killer, and nobody
 # can tell which: the checkpoint store believes it only so often.
-_FROM_OUTSIDE = frozenset(
-    {"node_lost", "node_drained", "launch_failed", "preemption", "time_limit", "cancelled", "requeued", "unknown"}
-)
+_FROM_OUTSIDE = frozenset({"node_lost", "node_drained", "launch_failed", "preemption", "time_limit", "cancelled", "unknown"})
 _EXCUSES_KEPT = 20
 # What a supervisor says when it ends by itself.
 _LAST_WORDS = frozenset({"requeue_done", "run_failed", "run_completed", "job_ended_for_batch_host"})
@@ -145,9 +143,10 @@ class History:
 
     def _on_attempt_stopped(self, event: Mapping[str, Any]) -> None:
         self.open_attempt = None
-        if not event.get("fault") or event.get("cause") in _FROM_OUTSIDE or event.get("signal") == "SIGKILL":
+        fault = bool(event.get("fault")) and not event.get("by_hand")  # who moves a run spends none of its budgets
+        if not fault or event.get("cause") in _FROM_OUTSIDE or event.get("signal") == "SIGKILL":
             self._excuse(event)
-        if event.get("fault"):
+        if fault:
             cause, node, signature = (str(event.get(key, "")) for key in ("cause", "node", "signature"))
             speaks = speaks_of_node(cause, signature)
             if node and speaks:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from slurm_resilience.config import BudgetConfig, ResilienceConfig
 from slurm_resilience.errors import EXIT_CODE_OF, Cause, ExitCode
+from slurm_resilience.observe.failures import MOVED_BY_HAND
 from slurm_resilience.runtime.history import History
 
 Action = Literal["launch", "wait", "requeue", "stop"]
@@ -48,7 +49,8 @@ class Situation:
 class Decision:
     """What to do.  ``reason`` is a sentence for people; ``cause`` is why the run ends or moves, where it does.
 
-    ``nodes`` are all that could take part in a launch; the planner chooses among them.
+    ``nodes`` are all that could take part in a launch; the planner chooses among them.  ``by_hand``: see
+    :class:`~slurm_resilience.slurm.cause.Verdict`.
     """
 
     action: Action
@@ -56,6 +58,7 @@ class Decision:
     nodes: tuple[str, ...] = ()
     cause: Cause = Cause.UNKNOWN
     exit_code: ExitCode = ExitCode.OK
+    by_hand: str = ""
 
     def because(self, evidence: str) -> Decision:
         """The same decision with more evidence in its reason."""
@@ -64,7 +67,7 @@ class Decision:
 
 def budget_of(cause: Cause, budgets: BudgetConfig) -> int | None:
     """How often a cause may strike without progress; None where it is free."""
-    if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CANCELLED, Cause.REQUEUED, Cause.NODE_DRAINED):
+    if cause in (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.CANCELLED, Cause.NODE_DRAINED):
         return None
     if cause in (Cause.CONFIG_ERROR, Cause.APP_ERROR):
         return 0
@@ -80,21 +83,28 @@ def decide(history: History, now: Situation, config: ResilienceConfig) -> Decisi
 
 
 def decide_warned(
-    cause: Cause, detail: str, *, already_requeued: bool, can_requeue: bool, by_script: bool = False, vain_limits: int = 0
+    cause: Cause,
+    detail: str,
+    *,
+    already_requeued: bool,
+    can_requeue: bool,
+    by_hand: str = "",
+    by_script: bool = False,
+    vain_limits: int = 0,
 ) -> Decision:
     """Requeue or stop, after everything has saved and ended on a warning.
 
     A cancelled job is never requeued, and neither is one whose cause nobody could tell: the recipe would bring a cancelled
     job back to life.  ``by_script``: that is the batch script's to find out, which can ask.  ``vain_limits``: see
-    :class:`History`.
+    :class:`History`.  ``by_hand``: who or what has put the job back into the queue, where somebody did.
     Source: facts measured on Slurm 22.05, ``requeuehold`` answers 0 for a job in mid-cancel.
     """
     code = EXIT_CODE_OF[cause]
-    why = f"{str(cause).replace('_', ' ')} ({detail})" if detail else str(cause).replace("_", " ")
+    word = MOVED_BY_HAND if by_hand else str(cause).replace("_", " ")
+    why = f"{word} ({detail})" if detail else word
     if already_requeued:
-        return Decision(
-            "requeue", f"{why}: Slurm has requeued the job already, the run goes on in its next allocation", (), cause, code
-        )
+        reason = f"{why}: Slurm has requeued the job already, the run goes on in its next allocation"
+        return Decision("requeue", reason, (), cause, code, by_hand)
     if cause is Cause.TIME_LIMIT and vain_limits >= _VAIN_LIMITS:
         reason = (
             f"{why}: {vain_limits} allocations in a row have brought no new checkpoint, and the next would end the same way: "
@@ -105,10 +115,10 @@ def decide_warned(
         if can_requeue:
             return Decision("requeue", f"{why}: the run goes on in a new allocation", (), cause, code)
         return Decision("stop", f"{why}: requeueing is off or not possible here", (), cause, code)
-    if cause is Cause.UNKNOWN and by_script and can_requeue:
+    if cause is Cause.UNKNOWN and not by_hand and by_script and can_requeue:
         reason = f"{why}: the batch script asks Slurm, and puts the job back unless it was cancelled"
         return Decision("requeue", reason, (), cause, code)
-    return Decision("stop", f"{why}: the run ends here", (), cause, code)
+    return Decision("stop", f"{why}: the run ends here", (), cause, code, by_hand)
 
 
 def decide_misfit(why: str, fault: Cause | None, *, lost: bool, can_requeue: bool) -> Decision:

@@ -26,7 +26,7 @@ from slurm_resilience._clock import SYSTEM_CLOCK, Clock
 from slurm_resilience.errors import Cause, SlurmError
 from slurm_resilience.runtime.reshape import reshape
 from slurm_resilience.slurm.begin import QUICK_S, begin_in_s
-from slurm_resilience.slurm.cause import judge
+from slurm_resilience.slurm.cause import Judgement, judge
 from slurm_resilience.slurm.client import SlurmClient
 from slurm_resilience.slurm.failures import JobFinished, JobNotPending, NoSuchJob, RequeueDisabled
 from slurm_resilience.slurm.mark import Marks
@@ -130,8 +130,8 @@ class _Recipe:
         wait_until = 0.0
         try:
             record = self.slurm.must("show job", lambda: self.client.job(self.job_id))
-            cause, detail = self._judge(record)
-            refusal = self._refusal(record, cause, detail)
+            said = self._judge(record)
+            detail, refusal = said.detail, self._refusal(record, said.cause, said.detail)
             if refusal:
                 return self._end("refused", refusal)
             self._shrink(record, dead)
@@ -202,7 +202,7 @@ class _Recipe:
             self.holding = True
         except JobFinished:  # since we looked, or at its time limit: only a new look can tell
             record = self.slurm.must("show job", lambda: self.client.job(self.job_id))
-            if self._judge(record)[0] not in _MAY_RETURN or record.state.running:
+            if self._judge(record).cause not in _MAY_RETURN or record.state.running:
                 raise
         except JobNotPending:  # a release of Slurm that holds only pending jobs: ours is running, so it was not cancelled
             pass
@@ -246,7 +246,7 @@ class _Recipe:
                 return True
         return False
 
-    def _judge(self, record: JobRecord) -> tuple[Cause, str]:
+    def _judge(self, record: JobRecord) -> Judgement:
         # only there does PreemptMode tell a preemption from a cancel
         asks = record.state is JobState.COMPLETING and record.preempt_at is not None
         preemption = self.slurm.preemption(record) if asks else None

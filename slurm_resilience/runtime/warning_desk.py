@@ -48,6 +48,12 @@ class WarningDesk:
     def cause(self) -> Cause:
         return self.alarm.cause if self.alarm is not None else Cause.UNKNOWN
 
+    @property
+    def why(self) -> dict[str, str | None]:
+        """The fields of an event that say why."""
+        said = self.alarm.verdict if self.alarm is not None else None
+        return {"cause": str(self.cause), "by_hand": said.by_hand or None if said is not None else None}
+
     def hear(self, signal: str, t: float, source: str) -> None:
         """A signal came, to an agent or to ourselves."""
         if self._spec.script_requeues and self._spec.lead_s > 0 and signal == "SIGUSR2":
@@ -76,7 +82,7 @@ class WarningDesk:
     def tick(self) -> None:
         """Ask again while the alarm is unexplained, and look now and then whether the job still runs."""
         now, alarm = self._outbox.now, self.alarm
-        unexplained = alarm is not None and alarm.cause is Cause.UNKNOWN and now - alarm.asked_at >= ASK_EVERY_S
+        unexplained = alarm is not None and not alarm.named and now - alarm.asked_at >= ASK_EVERY_S
         every = _NEAR_EVERY_S if alarm is None and self._near() else _WATCH_EVERY_S
         if unexplained or (self._spec.has_slurm and now - self._watched_at >= every):
             self.ask()
@@ -146,7 +152,7 @@ class WarningDesk:
         said = alarm.verdict or verdict
         self._outbox.record(
             "warning_explained",
-            cause=str(said.cause),
+            **self.why,
             detail=said.detail,
             requeued=said.requeued or None,
             deadline=round(said.deadline.soft_at, 3),

@@ -57,12 +57,26 @@ def cause_of_state(state: JobState) -> Cause | None:
 
 
 @dataclass(frozen=True)
+class Judgement:
+    """What a record shows.  ``detail`` says how we know.
+
+    ``by_hand``: who or what put the job back into the queue, "" where nobody is known to have; then ``cause`` is UNKNOWN, since
+    nothing went wrong.
+    """
+
+    cause: Cause
+    detail: str
+    by_hand: str = ""
+
+
+@dataclass(frozen=True)
 class Verdict:
     """Why the job is ending and how long is left.
 
     ``requeued``: the controller has already put it back into the queue.  ``detail``: how we know, for the event and the log.
     ``known``: False when the controller could not be asked; then ``cause`` is UNKNOWN and the deadline the shortest possible.
     ``waited_s``: how long it took to answer.  After more than a moment it may have been away, and have forgotten.
+    ``by_hand``: as in :class:`Judgement`.
     """
 
     cause: Cause
@@ -72,6 +86,12 @@ class Verdict:
     known: bool
     record: JobRecord | None
     waited_s: float = 0.0
+    by_hand: str = ""
+
+    @property
+    def named(self) -> bool:
+        """It says why: by a cause, or by whoever requeued the job."""
+        return self.cause is not Cause.UNKNOWN or bool(self.by_hand)
 
 
 def ask_cause(
@@ -123,18 +143,18 @@ def ask_cause(
         history = _quietly(lambda: client.history(job_id), [])
     elif record.preempt_at is not None:
         preemption = _quietly(lambda: ask_preemption(client, record.partition, record.qos, settings), {})
-    cause, detail = judge(
-        record, restart_count, now=clock.time(), lead_s=lead_s, history=history, nodes=nodes, preemption=preemption
-    )
+    found = judge(record, restart_count, now=clock.time(), lead_s=lead_s, history=history, nodes=nodes, preemption=preemption)
+    cause, detail = found.cause, found.detail
     grace = grace_s(preemption) if preemption else None
     limit = deadline(record, heard_at=heard_at, kill_wait=kill_wait_s(settings), grace=grace)
-    if cause is Cause.UNKNOWN and record.state.running:
+    if cause is Cause.UNKNOWN and not found.by_hand and record.state.running:
         known: list[Reservation] = _quietly(client.reservations, [])
         coming = next_maintenance(known, my_nodes, now=clock.time(), own=record.fields.get("Reservation", ""))
         if coming is not None and coming.start_at - clock.time() <= MAINTENANCE_LEAD_S + SIGNAL_GRAIN_S:
             cause, limit = Cause.NODE_DRAINED, before_maintenance(coming.start_at, coming.name, limit)
             detail = f"the maintenance reservation {coming.name} begins {coming.start_at - clock.time():.0f} s from now"
-    return Verdict(cause, record.requeued and record.restarts > restart_count, limit, detail, True, record, waited)
+    requeued = record.requeued and record.restarts > restart_count
+    return Verdict(cause, requeued, limit, detail, True, record, waited, found.by_hand)
 
 
 def judge(
@@ -146,52 +166,56 @@ def judge(
     history: Collection[AccountingRecord] = (),
     nodes: Mapping[str, NodeRecord] | None = None,
     preemption: Mapping[str, str] | None = None,
-) -> tuple[Cause, str]:
-    """The cause that the record shows, and the sentence that says how we know."""
+) -> Judgement:
+    """The cause that the record shows, and how we know."""
     seen = f"JobState={record.state} Reason={record.reason or 'None'} Restarts={record.restarts} (ours {restart_count})"
     if record.state in _OF_STATE:
-        return _OF_STATE[record.state], seen
+        return Judgement(_OF_STATE[record.state], seen)
     if record.restarts > restart_count:
         if record.state is JobState.COMPLETING and not record.requeued:
-            return Cause.CANCELLED, f"{seen}: requeued, and then ended before it started again"
+            return Judgement(Cause.CANCELLED, f"{seen}: requeued, and then ended before it started again")
         return _why_requeued(record, restart_count, seen, history, nodes or {})
     if record.state.running:
         if record.preempt_at is not None:
-            return Cause.PREEMPTION, f"{seen}, PreemptTime is set"
+            return Judgement(Cause.PREEMPTION, f"{seen}, PreemptTime is set")
         if record.end_at is not None and record.end_at - now <= lead_s + SIGNAL_GRAIN_S:
-            return Cause.TIME_LIMIT, f"{seen}, {record.end_at - now:.0f} s before EndTime"
-        return Cause.UNKNOWN, f"{seen}: Slurm knows no reason for a warning (somebody's `scancel --signal`?)"
+            return Judgement(Cause.TIME_LIMIT, f"{seen}, {record.end_at - now:.0f} s before EndTime")
+        return Judgement(Cause.UNKNOWN, f"{seen}: Slurm knows no reason for a warning (somebody's `scancel --signal`?)")
     if record.state is JobState.COMPLETING:
         if record.reason == "TimeLimit":
-            return Cause.TIME_LIMIT, seen
+            return Judgement(Cause.TIME_LIMIT, seen)
         if record.preempt_at is not None and "CANCEL" in (preemption or {}).get("PreemptMode", ""):
-            return Cause.PREEMPTION, f"{seen}, PreemptTime is set and PreemptMode is CANCEL: Slurm will not requeue it"
+            return Judgement(
+                Cause.PREEMPTION, f"{seen}, PreemptTime is set and PreemptMode is CANCEL: Slurm will not requeue it"
+            )
         if record.reason == "JobLaunchFailure":  # what Slurm 22.05 writes when the batch script was killed
-            return Cause.UNKNOWN, f"{seen}: Slurm ended the job because its batch script died; nobody cancelled it"
-        return Cause.CANCELLED, f"{seen}: ended without a requeue"
-    return Cause.UNKNOWN, seen
+            return Judgement(Cause.UNKNOWN, f"{seen}: Slurm ended the job because its batch script died; nobody cancelled it")
+        return Judgement(Cause.CANCELLED, f"{seen}: ended without a requeue")
+    return Judgement(Cause.UNKNOWN, seen)
 
 
 def _why_requeued(
     record: JobRecord, restart_count: int, seen: str, history: Collection[AccountingRecord], nodes: Mapping[str, NodeRecord]
-) -> tuple[Cause, str]:
+) -> Judgement:
     """After the requeue Slurm up to 22.05 shows the same record for every reason; others must tell."""
     if record.failed_node:
-        return Cause.NODE_LOST, f"{seen}, FailedNode={record.failed_node}"
+        return Judgement(Cause.NODE_LOST, f"{seen}, FailedNode={record.failed_node}")
     if Marks.read(record.comment).holder == BY_HAND:
-        return Cause.REQUEUED, f"moved by `slurm-resilience requeue`; {seen}"
+        by_hand = "moved by `slurm-resilience requeue`"
+        return Judgement(Cause.UNKNOWN, f"{by_hand}; {seen}", by_hand)
     closed = [entry for entry in history if entry.state.ended or entry.state is JobState.REQUEUED]
     if 0 <= restart_count < len(closed):
         last = closed[restart_count]
         if last.state in (JobState.PREEMPTED, JobState.NODE_FAIL):
-            return _OF_STATE[last.state], f"{seen}, accounting has {last.state} for that run"
+            return Judgement(_OF_STATE[last.state], f"{seen}, accounting has {last.state} for that run")
         if last.state is JobState.REQUEUED:
             # RequeueExit, which accounting calls the same, comes after the end of the batch script: then nobody asks.
-            return Cause.REQUEUED, f"by `scontrol requeue`, of its user or an admin; {seen}, accounting has REQUEUED"
+            by_hand = "by `scontrol requeue`, of its user or an admin"
+            return Judgement(Cause.UNKNOWN, f"{by_hand}; {seen}, accounting has REQUEUED", by_hand)
     lost = sorted(name for name, node in nodes.items() if node.lost)
     if lost:
-        return Cause.NODE_LOST, f"{seen}, {','.join(lost)} is down or does not answer"
-    return (
+        return Judgement(Cause.NODE_LOST, f"{seen}, {','.join(lost)} is down or does not answer")
+    return Judgement(
         Cause.UNKNOWN,
         f"{seen}: requeued, and Slurm does not say by whom (`scontrol requeue`, or a preemption without GraceTime)",
     )

@@ -12,6 +12,7 @@ from submitit.slurm.slurm import SlurmJob
 from slurm_resilience._atomic import read_json, write_json_atomic
 from slurm_resilience.errors import Cause, ConfigError, ResilienceError
 from slurm_resilience.observe.events import read_events
+from slurm_resilience.observe.failures import MOVED_BY_HAND, word_of
 from slurm_resilience.runtime.resubmit import JOB_FILE
 from slurm_resilience.runtime.run_folder import RunFolder, RunStatus
 from slurm_resilience.submit.handles import DoneHandle, Handle, LocalHandle, Look, SlurmHandle
@@ -147,7 +148,7 @@ class ResilientJob(SlurmJob[R]):
                 out[number] = {"attempt": number, "restart": event["restart"], "started_at": event["t"],
                                "nodes": event.get("nodes"), "world": event.get("world")}  # fmt: skip
             elif number in out and event["event"] in ("fault_detected", "warning_explained") and "cause" in event:
-                out[number].setdefault("cause", event["cause"])
+                out[number].setdefault("cause", word_of(event))
             elif number in out and event["event"] == "attempt_stopped":
                 out[number]["stopped_at"] = event["t"]
         newest = max((each["restart"] for each in out.values()), default=0)
@@ -310,7 +311,11 @@ class ResilientJob(SlurmJob[R]):
 def _said(status: RunStatus) -> str:
     """Cause and reason; the cause once where the reason begins with it."""
     cause = status.cause or status.state
-    return status.reason if status.reason.startswith((cause, cause.replace("_", " "))) else f"{cause}: {status.reason}"
+    return (
+        status.reason
+        if status.reason.startswith((cause, cause.replace("_", " "), MOVED_BY_HAND))
+        else f"{cause}: {status.reason}"
+    )
 
 
 def _cause(status: RunStatus | None, look: Look) -> Cause:

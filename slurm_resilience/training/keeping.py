@@ -21,7 +21,7 @@ from slurm_resilience.training.pace import Pace, Past
 
 log = logging.getLogger(__name__)
 
-_WARNED = frozenset(map(str, (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.NODE_DRAINED, Cause.CANCELLED, Cause.REQUEUED)))
+_WARNED = frozenset(map(str, (Cause.PREEMPTION, Cause.TIME_LIMIT, Cause.NODE_DRAINED, Cause.CANCELLED)))
 
 
 class Keeping(Identity):

@@ -8,6 +8,7 @@ import pytest
 
 from slurm_resilience import errors
 from slurm_resilience.errors import EXIT_CODE_OF, Cause, ExitCode, ResilienceError, nearest
+from slurm_resilience.hooks import hints
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ResilienceError)]
 
@@ -33,6 +34,15 @@ def test_each_cause_has_an_exit_code_that_neither_python_nor_the_shell_uses() ->
     # 75 means "requeued, not over": a cause must never claim it
     assert ExitCode.REQUEUED not in EXIT_CODE_OF.values()
     assert len({int(code) for code in ExitCode}) == len(ExitCode)
+
+
+def test_the_list_of_causes_is_closed() -> None:
+    """Users, sites and old event files rely on these words.  What is no fault has a word of the views, not a cause."""
+    words = [
+        "preemption", "time_limit", "node_lost", "node_drained", "launch_failed", "rank_crash", "hang", "bad_checkpoint", "oom",
+        "app_error", "config_error", "cancelled", "unknown",
+    ]  # fmt: skip
+    assert [cause.value for cause in Cause] == words == list(hints.CAUSES)
 
 
 def test_causes_are_plain_words_in_events() -> None:

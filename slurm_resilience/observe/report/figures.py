@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 from slurm_resilience.observe.duration import short
+from slurm_resilience.observe.failures import MOVED_BY_HAND
 from slurm_resilience.observe.incidents import PHASES, Incident, faults, numbered
 from slurm_resilience.observe.report import thinning
 from slurm_resilience.observe.report.story import Span as Attempt
@@ -67,7 +68,7 @@ def timeline(story: Story) -> str:
             words = f"{len(among)} incidents, from {_stamp_of(among[0])} to {_stamp_of(among[-1])}"
             parts.append(f'<path class="flag" d="M{at:.1f} 44V{bottom - gap}"><title>{escape(words)}</title></path>')
             continue
-        brief = f"{number}" if number is not None else "moved" if incident.cause == "requeued" else "end"
+        brief = f"{number}" if number is not None else "moved" if incident.cause == MOVED_BY_HAND else "end"
         where = f" on {incident.node}" if incident.node else ""
         words = f"{brief}. {incident.cause}{where}" if number is not None else incident.cause
         parts.append(f'<path class="flag" d="M{at:.1f} 44V{bottom - gap}"><title>{escape(words)}</title></path>')

@@ -16,6 +16,7 @@ from slurm_resilience._atomic import read_json
 from slurm_resilience.errors import ConfigError
 from slurm_resilience.observe.accounts import Account, account
 from slurm_resilience.observe.events import FILE_NAME, read_for_standing
+from slurm_resilience.observe.failures import word_of
 from slurm_resilience.observe.incidents import Incident, faults, steps_done_again
 from slurm_resilience.observe.standing import Observer, Standing, look_for_supervisor
 
@@ -161,7 +162,7 @@ def _attempts(facts: Iterable[Mapping[str, Any]], end: float) -> list[Span]:
         elif name == "resumed":
             out[-1].from_step = int(fact.get("step") or 0)
         elif name == "attempt_stopped":
-            out[-1].end, out[-1].end_cause = t, str(fact.get("cause") or "")
+            out[-1].end, out[-1].end_cause = t, word_of(fact)
     return out
 
 

@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 
 from slurm_resilience.cli import main
-from slurm_resilience.config import BudgetConfig
-from slurm_resilience.errors import Cause
 from slurm_resilience.observe.events import read_events
 from slurm_resilience.observe.explain import explain, stories
 from slurm_resilience.observe.explain_page import page
 from slurm_resilience.observe.narrator import Narrator
+from slurm_resilience.observe.run_metrics import RunMetrics
 from slurm_resilience.runtime.history import History
-from slurm_resilience.runtime.policy import budget_of
 
 T = 1_800_000_000.0
 
@@ -222,11 +220,13 @@ MOVED = [
     {"event": "warning_received", "signal": "SIGTERM", "source": "n2"},
     {
         "event": "warning_explained",
-        "cause": "requeued",
+        "cause": "unknown",
+        "by_hand": "moved by `slurm-resilience requeue`",
         "detail": "moved by `slurm-resilience requeue`; Restarts=1",
         "requeued": True,
+        "deadline": T + 30.0,
     },
-    {"event": "attempt_stopped", "cause": "requeued"},
+    {"event": "attempt_stopped", "cause": "unknown", "by_hand": "moved by `slurm-resilience requeue`"},
     {"event": "requeue_done"},
 ]
 BACK = [
@@ -262,6 +262,12 @@ def test_who_moved_the_run_by_hand_is_told_everywhere_and_is_no_fault(
     log = [line for event in read_events(folder) for line in narrator.lines(event)]
     assert any("training again 6.00 s after the requeue by hand" in line for line in log)
     assert not any("recovered" in line for line in log)
+    assert any("why: requeued (moved by `slurm-resilience requeue`" in line for line in log)
+    assert any("attempt 1: stopped, not all ranks had saved (requeued)" in line for line in log)
+    assert explain(folder)[0].as_dict()["cause"] == "requeued"
+    metrics = RunMetrics("r")
+    for event in read_events(folder):
+        metrics.apply(event)
+    assert not [row for row in metrics.rows() if row[0] == "incidents_total"]
     history = History.replay(read_events(folder))
-    assert history.faults == []
-    assert budget_of(Cause.REQUEUED, BudgetConfig()) is None
+    assert (history.faults, history.excused) == ([], [1])

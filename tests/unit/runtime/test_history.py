@@ -95,11 +95,20 @@ def test_an_attempt_that_something_outside_ended_is_excused() -> None:
     assert excused(fault("node_lost"), fault("hang", attempt=2), fault("bad_checkpoint", attempt=3)) == [1]
     assert excused(fault(signal="SIGKILL"), fault(signal="SIGSEGV", attempt=2), fault(attempt=3)) == [1]
     assert excused(("attempt_stopped", {"fault": False, "cause": "preemption"})) == [1]
+    assert excused(fault("bad_checkpoint", by_hand="by `scontrol requeue`")) == [1]
     started = ("attempt_started", {"plan": {}})
     assert excused(started) == []
     assert excused(started, ("attempt_started", {"plan": {}, "attempt": 2})) == [1]
     assert excused(started, ("allocation_started", {"job_id": "8"})) == [1]
     assert len(excused(*[fault("node_lost", attempt=number) for number in range(50)])) == 20
+
+
+def test_who_moves_a_run_by_hand_spends_no_budget() -> None:
+    before = fault("unknown", node="n1")
+    moved = fault("unknown", node="n1", attempt=2, by_hand="moved by `slurm-resilience requeue`")
+    there = replay(before, moved)
+    assert (there.count("unknown"), there.unexplained) == (1, 1)
+    assert replay(before, fault("unknown", node="n1", attempt=2)).count("unknown") == 2
 
 
 def test_an_allocation_whose_supervisor_left_no_word() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import pytest
@@ -161,6 +162,47 @@ def test_a_job_that_slurm_has_requeued_already_goes_on_there() -> None:
     stage.pass_(1)
     assert stage.exit_code == ExitCode.REQUEUED
     assert stage.statuses[-1].cause == "preemption"  # named before the requeue wiped it
+
+
+HAND = "moved by `slurm-resilience requeue`"
+
+
+def moved_by_hand(stage: Stage, *, by_hand: str = HAND) -> None:
+    stage.slurm_says(Cause.UNKNOWN, requeued=True, JobState="COMPLETING", Restarts="1")
+    said = stage.verdict
+    stage.verdict = lambda: dataclasses.replace(said(), by_hand=by_hand, detail=f"{by_hand}; as Slurm says")
+
+
+def test_who_moved_the_job_by_hand_is_in_its_events_and_no_cause() -> None:
+    stage = Stage(2).running()
+    moved_by_hand(stage)
+    stage.warn("SIGUSR1")  # a mere wish for a checkpoint, were it not for Slurm's word
+    assert stage.agents["n1"].orders[-1].stop
+    stage.slurm_says(Cause.UNKNOWN, requeued=True, JobState="COMPLETING", Restarts="1")  # accounting does not answer again
+    stage.pass_(35)
+    assert stage.count("warning_explained") == 1
+    stage.finish_ranks(fact="stopped")
+    stage.pass_(1)
+    assert stage.exit_code == ExitCode.REQUEUED
+    for name in ("warning_explained", "attempt_stopped", "decided"):
+        assert (stage.last(name)["cause"], stage.last(name)["by_hand"]) == ("unknown", HAND), name
+    assert stage.last("decided")["reason"].startswith(f"requeued ({HAND}; as Slurm says)")
+    assert stage.coordinator.history.faults == []
+    assert stage.coordinator.history.excused == [1]
+
+
+@pytest.mark.parametrize(("cancelled", "code"), [(True, ExitCode.CANCELLED), (False, ExitCode.INTERNAL)])
+def test_a_job_that_was_moved_by_hand_and_does_not_come_back(cancelled: bool, code: ExitCode) -> None:
+    stage = Stage(2).running()
+    stage.requeue_ok = False
+    moved_by_hand(stage)
+    stage.warn()
+    if cancelled:
+        stage.slurm_says(Cause.CANCELLED, JobState="COMPLETING", Restarts="1")
+    stage.finish_ranks(fact="stopped")
+    stage.pass_(31)
+    assert stage.exit_code == code
+    assert stage.last("run_failed").get("by_hand") == (None if cancelled else HAND)
 
 
 def test_what_could_not_be_saved_in_time_is_killed_in_time() -> None:
@@ -474,7 +516,7 @@ def test_a_job_with_a_dead_node_is_running_though_slurm_calls_it_signaling() -> 
     from slurm_resilience.slurm.cause import judge
 
     times = {"PreemptTime": "2027-01-15T08:00:00", "EndTime": "2027-01-15T08:00:30"}
-    assert judge(job_record(JobState="SIGNALING", **times), 0, now=1_800_000_000.0)[0] is Cause.PREEMPTION
+    assert judge(job_record(JobState="SIGNALING", **times), 0, now=1_800_000_000.0).cause is Cause.PREEMPTION
     stage = Stage(2).running()
     stage.slurm_says(Cause.UNKNOWN, JobState="SIGNALING")
     stage.warn("SIGUSR2")

@@ -32,13 +32,13 @@ def at(record: JobRecord, before_end_s: float) -> float:
 )
 def test_the_record_names_the_cause(name: str, restarts: int, cause: Cause) -> None:
     record = job(name)
-    assert judge(record, restarts, now=at(record, 300) if record.end_at else 0.0)[0] is cause
+    assert judge(record, restarts, now=at(record, 300) if record.end_at else 0.0).cause is cause
 
 
 def test_the_coming_time_limit() -> None:
     record = job("job-running.txt")
-    assert judge(record, 0, now=at(record, 80), lead_s=30)[0] is Cause.TIME_LIMIT
-    assert judge(record, 0, now=at(record, 100), lead_s=30)[0] is Cause.UNKNOWN
+    assert judge(record, 0, now=at(record, 80), lead_s=30).cause is Cause.TIME_LIMIT
+    assert judge(record, 0, now=at(record, 100), lead_s=30).cause is Cause.UNKNOWN
 
 
 def test_scancel_after_the_requeue_is_a_cancel() -> None:
@@ -46,23 +46,23 @@ def test_scancel_after_the_requeue_is_a_cancel() -> None:
     record = job("job-requeued-completing.txt")
     assert record.start_at is not None
     cancelled = dataclasses.replace(record, end_at=record.start_at + 3.0)
-    assert judge(cancelled, 0, now=at(record, 0))[0] is Cause.CANCELLED
+    assert judge(cancelled, 0, now=at(record, 0)).cause is Cause.CANCELLED
 
 
 def test_preempted_for_good_where_the_mode_is_cancel() -> None:
     record = dataclasses.replace(job("job-cancelled-completing.txt"), preempt_at=1.0)
-    assert judge(record, 0, now=0.0, preemption={"PreemptMode": "CANCEL"})[0] is Cause.PREEMPTION
-    assert judge(record, 0, now=0.0, preemption={"PreemptMode": "REQUEUE"})[0] is Cause.CANCELLED
-    assert judge(record, 0, now=0.0)[0] is Cause.CANCELLED
+    assert judge(record, 0, now=0.0, preemption={"PreemptMode": "CANCEL"}).cause is Cause.PREEMPTION
+    assert judge(record, 0, now=0.0, preemption={"PreemptMode": "REQUEUE"}).cause is Cause.CANCELLED
+    assert judge(record, 0, now=0.0).cause is Cause.CANCELLED
 
 
 def test_a_killed_batch_script_is_no_cancel() -> None:
     """Recorded by hand on 22.05.8: `kill -9` of the batch shell, JobState=COMPLETING Reason=JobLaunchFailure ExitCode=0:9."""
     record = dataclasses.replace(job("job-cancelled-completing.txt"), reason="JobLaunchFailure")
-    cause, detail = judge(record, 0, now=0.0)
-    assert cause is Cause.UNKNOWN
-    assert "batch script" in detail
-    assert judge(dataclasses.replace(record, reason=""), 0, now=0.0)[0] is Cause.CANCELLED
+    found = judge(record, 0, now=0.0)
+    assert (found.cause, found.by_hand) == (Cause.UNKNOWN, "")
+    assert "batch script" in found.detail
+    assert judge(dataclasses.replace(record, reason=""), 0, now=0.0).cause is Cause.CANCELLED
 
 
 def history(*states: JobState) -> list[AccountingRecord]:
@@ -70,41 +70,45 @@ def history(*states: JobState) -> list[AccountingRecord]:
 
 
 @pytest.mark.parametrize(
-    ("states", "cause"),
+    ("states", "cause", "by_hand"),
     [
-        ((JobState.PREEMPTED, JobState.PENDING), Cause.PREEMPTION),
-        ((JobState.NODE_FAIL, JobState.PENDING), Cause.NODE_LOST),
-        ((JobState.REQUEUED, JobState.PENDING), Cause.REQUEUED),
-        ((JobState.RUNNING,), Cause.UNKNOWN),  # accounting lags: our run is not closed yet
+        ((JobState.PREEMPTED, JobState.PENDING), Cause.PREEMPTION, ""),
+        ((JobState.NODE_FAIL, JobState.PENDING), Cause.NODE_LOST, ""),
+        ((JobState.REQUEUED, JobState.PENDING), Cause.UNKNOWN, "by `scontrol requeue`, of its user or an admin"),
+        ((JobState.RUNNING,), Cause.UNKNOWN, ""),  # accounting lags: our run is not closed yet
     ],
 )
-def test_accounting_tells_why_it_was_requeued(states: tuple[JobState, ...], cause: Cause) -> None:
-    assert judge(job("job-requeued-completing.txt"), 0, now=0.0, history=history(*states))[0] is cause
+def test_accounting_tells_why_it_was_requeued(states: tuple[JobState, ...], cause: Cause, by_hand: str) -> None:
+    found = judge(job("job-requeued-completing.txt"), 0, now=0.0, history=history(*states))
+    assert (found.cause, found.by_hand) == (cause, by_hand)
+    assert found.detail.startswith(by_hand)
 
 
 def test_a_requeue_of_ours_by_hand_is_known_by_its_mark() -> None:
     record = job("job-requeued-completing.txt")
     marked = dataclasses.replace(record, comment="resilient [slurm-resilience requeue by-hand at 1700000000]")
-    cause, detail = judge(marked, 0, now=0.0)
-    assert cause is Cause.REQUEUED
-    assert detail.startswith("moved by `slurm-resilience requeue`;")
+    found = judge(marked, 0, now=0.0)
+    assert (found.cause, found.by_hand) == (Cause.UNKNOWN, "moved by `slurm-resilience requeue`")
+    assert found.detail.startswith("moved by `slurm-resilience requeue`;")
+    # A supervisor's own requeue says nothing about why.
     other = dataclasses.replace(record, comment="resilient [slurm-resilience requeue r1-c2 at 1700000000]")
-    assert judge(other, 0, now=0.0)[0] is Cause.UNKNOWN  # a supervisor's own requeue says nothing about why
-    assert judge(dataclasses.replace(marked, failed_node="n4"), 0, now=0.0)[0] is Cause.NODE_LOST
+    assert judge(other, 0, now=0.0).by_hand == ""
+    lost = judge(dataclasses.replace(marked, failed_node="n4"), 0, now=0.0)
+    assert (lost.cause, lost.by_hand) == (Cause.NODE_LOST, "")
     still = dataclasses.replace(marked, restarts=0, state=JobState.RUNNING)
-    assert judge(still, 0, now=0.0)[0] is not Cause.REQUEUED
+    assert judge(still, 0, now=0.0).by_hand == ""
 
 
 def test_an_older_run_of_the_job_does_not_answer_for_this_one() -> None:
     record = dataclasses.replace(job("job-requeued-completing.txt"), restarts=2)
     runs = history(JobState.PREEMPTED, JobState.NODE_FAIL, JobState.PENDING)
-    assert judge(record, 1, now=0.0, history=runs)[0] is Cause.NODE_LOST
+    assert judge(record, 1, now=0.0, history=runs).cause is Cause.NODE_LOST
 
 
 def test_a_lost_node_of_ours_explains_the_requeue() -> None:
     record = job("job-requeued-completing.txt")
     down = NodeRecord.parse("NodeName=n2 State=DOWN* Reason=x")
-    cause, detail = judge(record, 0, now=0.0, nodes={"n2": down})
-    assert cause is Cause.NODE_LOST
-    assert "n2" in detail
-    assert judge(dataclasses.replace(record, failed_node="n4"), 0, now=0.0)[0] is Cause.NODE_LOST
+    found = judge(record, 0, now=0.0, nodes={"n2": down})
+    assert found.cause is Cause.NODE_LOST
+    assert "n2" in found.detail
+    assert judge(dataclasses.replace(record, failed_node="n4"), 0, now=0.0).cause is Cause.NODE_LOST
