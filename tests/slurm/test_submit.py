@@ -353,9 +353,15 @@ def test_with_a_snapshot_a_later_attempt_runs_what_the_first_one_ran(sandbox: Sa
     moved = sandbox.exec(["slurm-resilience", "requeue", job], timeout=250)
     assert moved.returncode == 0, moved.stdout + moved.stderr
     sandbox.wait_for(lambda: len(events(run_dir, "first_step")) == 2, 200, what="Its second life")
+    sandbox.exec(["scontrol", "requeue", job], check=True)
+    sandbox.wait_for(lambda: len(events(run_dir, "first_step")) == 3, 200, what="Its third life")
     (run_dir / "enough").touch()
     sandbox.wait_for(lambda: events(run_dir, "run_completed"), 150, what="The end")
     logs = "".join(path.read_text() for path in (run_dir / "logs").glob("attempt-*/rank-*.log"))
-    assert logs.count("as it was") == 2
-    (why,) = [event for event in events(run_dir, "warning_explained") if event["cause"] != "unknown"]
-    assert (why["cause"], why["detail"].partition(";")[0]) == ("requeued", "moved by `slurm-resilience requeue`")
+    assert logs.count("as it was") == 3
+    by_hand = ["moved by `slurm-resilience requeue`", "by `scontrol requeue`, of its user or an admin"]
+    for name in ("warning_explained", "decided"):  # the attempt may have stopped before Slurm has answered
+        told = [event for event in events(run_dir, name) if "by_hand" in event]
+        assert [(event["cause"], event["by_hand"]) for event in told] == [("unknown", who) for who in by_hand], name
+    shown = sandbox.exec(["slurm-resilience", "status", str(run_dir)], cwd=shared).stdout
+    assert "the last of 2 times: by `scontrol requeue`" in " ".join(shown.split())

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from slurm_resilience.errors import Cause, ExitCode
+from slurm_resilience.observe.incidents import Incidents
 from slurm_resilience.observe.vocabulary import EVENTS
 from slurm_resilience.runtime import inputs as i
 from slurm_resilience.runtime import messages as m
@@ -189,6 +190,21 @@ def test_who_moved_the_job_by_hand_is_in_its_events_and_no_cause() -> None:
     assert stage.last("decided")["reason"].startswith(f"requeued ({HAND}; as Slurm says)")
     assert stage.coordinator.history.faults == []
     assert stage.coordinator.history.excused == [1]
+
+
+def test_accounting_that_lags_is_asked_until_it_tells_who_moved_the_job() -> None:
+    stage = Stage(2).running()
+    stage.slurm_says(Cause.UNKNOWN, requeued=True, JobState="COMPLETING", Restarts="1")
+    stage.warn()
+    moved_by_hand(stage)
+    said, asked = stage.verdict, []
+    stage.verdict = lambda: asked.append(1) or said()  # type: ignore[func-returns-value]
+    stage.pass_(10)
+    assert len(asked) == 1, "it has been told"
+    assert [event.get("by_hand") for event in stage.events if event["event"] == "warning_explained"] == [None, HAND]
+    assert [one.cause for one in Incidents.of(stage.events)] == []
+    stage.finish_ranks(fact="stopped")
+    assert [one.cause for one in Incidents.of(stage.events)] == ["requeued"]
 
 
 @pytest.mark.parametrize(("cancelled", "code"), [(True, ExitCode.CANCELLED), (False, ExitCode.INTERNAL)])
