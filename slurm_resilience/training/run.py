@@ -95,6 +95,7 @@ class Run(Weighing, Keeping, Starting, Proving):
     def init_process_group(self, backend: str | None = None, timeout_s: float | None = None) -> None:
         """Join the other ranks: gloo on CPUs, NCCL where CUDA is.  Does nothing more when the script did it itself.
 
+        A rank that is alone gets a group of itself, so that DistributedDataParallel needs no ``if``.
         All ranks must come.  Raises LaunchError when the environment does not say how.
         """
         self._world.init_process_group(backend, timeout_s)

@@ -68,23 +68,29 @@ class World:
         return Team(self._control)
 
     def init_process_group(self, backend: str | None = None, timeout_s: float | None = None) -> None:
-        """Join the other ranks (``env://``); nothing to do in a world of one, or when the user did it already.
+        """Join the other ranks (``env://``); nothing to do when the user did it already.
 
+        A world of one, which a run may come down to, gets a group too, of itself: what wraps a model asks for one.
         All ranks must come.  Raises :class:`LaunchError` when the environment lacks what torch needs for it.
         """
-        if self.size > 1 and not dist.is_initialized():
-            missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
-            if missing:
-                raise LaunchError(
-                    "The ranks cannot find each other",
-                    evidence=f"WORLD_SIZE is {self.size}, but {', '.join(missing)} is not in the environment",
-                    remedy="start the script by slurm-resilience run or torchrun, or unset WORLD_SIZE to train in one process",
-                )
+        if not dist.is_initialized():
             if torch.cuda.is_available():
                 torch.cuda.set_device(self.local_rank % torch.cuda.device_count())
+            alone: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1} if self.size == 1 else {}  # type: ignore[attr-defined]
+            if not alone:
+                self._require_meeting_place()
             timeout = datetime.timedelta(seconds=timeout_s) if timeout_s else None
-            dist.init_process_group(backend or ("nccl" if torch.cuda.is_available() else "gloo"), timeout=timeout)
+            dist.init_process_group(backend or ("nccl" if torch.cuda.is_available() else "gloo"), timeout=timeout, **alone)
         self.join()
+
+    def _require_meeting_place(self) -> None:
+        missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+        if missing:
+            raise LaunchError(
+                "The ranks cannot find each other",
+                evidence=f"WORLD_SIZE is {self.size}, but {', '.join(missing)} is not in the environment",
+                remedy="start the script by slurm-resilience run or torchrun, or unset WORLD_SIZE to train in one process",
+            )
 
     def join(self) -> None:
         """Make our two groups, once, and the process group before them if nobody has.  All ranks must come."""

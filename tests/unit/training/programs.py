@@ -894,3 +894,21 @@ def train_apart(how: str) -> float:
     for _ in run.steps(2):
         run.report(loss=1.0)
     return float(model[1].bias.sum())
+
+
+def wrap_without_asking(ranks: int) -> tuple[int, float]:
+    """DistributedDataParallel on any number of ranks, as torch's own ``init_process_group`` allows it."""
+    import torch
+
+    from slurm_resilience import Run
+
+    run = Run(checkpoint={"every_min": None})
+    run.init_process_group()
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    run.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    run.resume()
+    for _ in run.steps(3):
+        model(torch.ones(2, 4)).sum().backward()
+        run.report(loss=1.0)
+    return run.world_size, float(next(model.parameters()).grad.sum())

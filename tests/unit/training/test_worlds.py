@@ -250,3 +250,8 @@ def test_ranks_whose_models_have_little_in_common_are_refused_and_a_flipped_bit_
     assert "each rank's own" in str(refused.value)
     assert "model.0.weight is another one on rank" in str(refused.value)
     run_world(ranks, programs.train_apart, "bit", run_dir=tmp_path / "bit")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_script_that_always_wraps_its_model_works_where_one_rank_is_left(tmp_path: Path, ranks: int) -> None:
+    assert run_world(ranks, programs.wrap_without_asking, ranks, run_dir=tmp_path) == [(ranks, 24.0)] * ranks
