@@ -115,7 +115,8 @@ def _name(standing: Standing, rank: int) -> str:
 
 
 def _does(rank: dict[str, Any]) -> str:
-    return f"at step {rank['step']}, in {rank['phase']!r}, last beat {rank['age_s']:.1f} s before"
+    step = f"at step {rank['step']}, " if rank["step"] >= 0 else ""  # before it has said one
+    return f"{step}in {rank['phase']!r}, last beat {rank['age_s']:.1f} s before"
 
 
 def _checkpoint(standing: Standing, now: float) -> str:

@@ -48,7 +48,8 @@ class Incident:
     """One pass through the loop.  ``t`` is the wall-clock time of the fault; ``step`` the last one that was reached before it.
 
     ``resumed_step`` is where training went on, None where it started afresh or did not go on.  ``recovered``: a step was
-    completed again, or none was left, or (``went_on``) all ranks had gone on without their supervisor.  ``attempt`` and
+    completed again, or none was left, or (``went_on``) all ranks had gone on without their supervisor.  ``seen_outside``: the
+    ranks run again and tell no steps, as those of a script without a ``Run``.  ``attempt`` and
     ``restart`` are those that the fault ended.
     """
 
@@ -63,6 +64,7 @@ class Incident:
     resumed_step: int | None = None
     recovered: bool = False
     went_on: bool = False
+    seen_outside: bool = False
     phases: dict[str, float] = field(default_factory=lambda: {"fault": 0.0})
     # The attempt whose steps ``step`` counts, and the step before the first one of the attempt that came back.
     _stepped_by: int = -1
@@ -98,6 +100,8 @@ class Incident:
             return "ended on purpose"
         if self.recovered:
             return "back, and complete"
+        if self.seen_outside:
+            return "back, as far as can be seen from outside"
         return "not back yet" if open_ else "did not come back"
 
     def as_dict(self) -> dict[str, Any]:
@@ -171,6 +175,8 @@ class Incidents:
             self._adopted(event)
         elif name == "first_step":
             recovered = self._first_step(event, t)
+        elif name == "watched_from_outside" and self._open is not None:  # a first step, if one is told, is the better end
+            self._open.seen_outside = True
         self._note_phase(event, t)
         if name in ("ranks_launched", "attempt_adopted"):
             self._running = True

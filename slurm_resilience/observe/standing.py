@@ -236,6 +236,12 @@ class Observer:
         self._first, now.pids = None, {}
         self._do(event, "launching", f"starting {_count(now.world, 'rank')} on {_count(len(names), 'node')}")
 
+    def _watched_from_outside(self, event: _Event) -> None:
+        if self.standing.doing == "loading":
+            self._do(
+                event, "training", "as far as can be seen from outside: the script has no Run, and says nothing of its steps"
+            )
+
     def _attempt_adopted(self, event: _Event) -> None:
         self._do(event, "training", "the ranks had gone on while the supervisor was away")
 

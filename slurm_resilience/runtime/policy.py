@@ -163,6 +163,8 @@ def _give_up(history: History, now: Situation, config: ResilienceConfig) -> Deci
         since = f"since the checkpoint at step {history.best_step}" if history.best_step >= 0 else "without a single checkpoint"
         times = "once" if used == 1 else f"{used} times"
         reason = f"{now.fault} {times} {since}, more than its budget of {budget} allows ({now.detail})"
+        if history.best_step < 0:
+            reason += "; only a new checkpoint refills it: where the script keeps its own file, give --checkpoint-file"
         return Decision("stop", reason, (), now.fault, EXIT_CODE_OF[now.fault])
     return None
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from slurm_resilience.observe.incidents import PHASES, Incident, Incidents
+from slurm_resilience.observe.standing import Standing
 
 T0 = 1000.0
 
@@ -164,6 +165,21 @@ def test_where_it_resumed_may_be_told_late_or_not_at_all() -> None:
     assert (found.resumed_step, found.steps_lost, found.phases["first_step"]) == (40, 17, pytest.approx(4.9))
     (found,) = Incidents.of(told(*RUNS, FAULT, *BACK[:3], BACK[4]))
     assert (found.resumed_step, found.steps_lost) == (None, 17), "the first step says where it went on"
+
+
+def test_ranks_that_tell_no_steps_are_back_as_far_as_can_be_seen() -> None:
+    crash = (10.0, "fault_detected", {"cause": "rank_crash", "node": "n1", "rank": 0})
+    started = (12.0, "attempt_started", {"attempt": 2, "nodes": ["n1"], "world": 1})
+    outside = (75.0, "watched_from_outside", {"ranks": 1, "quiet_limit_s": 600.0})
+    events = told(crash, (11.0, "attempt_stopped", {"fault": True, "cause": "rank_crash"}), started, (13.0, "ranks_launched"))
+    assert Incidents.of(events)[0].outcome(open_=True) == "not back yet"
+    (found,) = Incidents.of([*events, *told(outside)])
+    assert (found.outcome(open_=True), found.recovered) == ("back, as far as can be seen from outside", False)
+    standing = Standing.of([*events, *told(outside)])
+    assert standing.doing == "training"
+    assert "no Run" in standing.because
+    late = Incidents.of([*events, *told(outside, (90.0, "first_step", {"step": 1, "attempt": 2}))])[0]
+    assert late.outcome() == "back in 1.3 min"
 
 
 def test_a_run_without_trouble_has_none() -> None:
