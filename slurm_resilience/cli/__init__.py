@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import importlib
+import os
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -47,14 +50,25 @@ class _Parser(argparse.ArgumentParser):
                 hint = nearest(word.split("=")[0], options)
                 # Without a guess, --help is the better list: it says what each option is for.
                 message = f"unknown option {word!r}" + (f": {hint}" if hint.startswith("did you mean") else "")
-        choice = re.fullmatch(r"argument (.+): invalid choice: '(.+)' \(choose from (.+)\)", message)
+            if word == "--":
+                message = "`--` stands where no command can follow: put all options before the first word that is none"
+            if self.prog.endswith(" rehearse"):
+                message += "; what belongs to the script goes into one word: rehearse train.py --args='--lr 1'"
+        choice = re.fullmatch(r"argument (.+): invalid choice: (['\"].+['\"]) \(choose from (.+)\)", message)
         if choice:
+            given = str(ast.literal_eval(choice.group(2)))
             words = [option.strip(" '") for option in choice.group(3).split(",")]
-            message = f"unknown {choice.group(1)} {choice.group(2)!r}: {nearest(choice.group(2), words)}"
+            message = f"unknown {choice.group(1)} {given!r}: {nearest(given, words)}"
+            if self.prog.endswith(" checkpoints") and os.path.isdir(given):
+                message = f"{given!r} is a folder, and an ACTION is needed before it: `{self.prog} list {shlex.quote(given)}`"
         self.exit(ExitCode.USAGE, f"{self.prog}: {message}\nSee '{self.prog} --help'.\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Refuse what is unknown here, where the parser of the subcommand still knows its own options."""
+        from slurm_resilience.cli.command_words import misplaced
+
+        if said := misplaced(self, sys.argv[1:] if args is None else args):
+            self.error(said)
         parsed, rest = super().parse_known_args(args, namespace)
         if rest:
             self.error(f"unrecognized arguments: {' '.join(rest)}")

@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint-every", metavar="STEPS|TIME", help="100 (steps), 90s, 30m, 2h or auto (default: 10m)")
     add("--preload", metavar="MOD,…", help="modules that warm launchers import (default: torch)")
     add("--wrap", metavar="CMD", help="put before the command on every node, e.g. 'apptainer exec --nv img.sif'")
-    add("--local", type=int, default=0, metavar="N", help="no Slurm: N pretend nodes on this machine")
+    add("--local", type=int, metavar="N", help="no Slurm: N pretend nodes on this machine")
     add("--cold", action="store_true", help="start ranks by exec, without warm launchers")
     add("--log-format", choices=("text", "json"), help="lines of the supervisor's log (default: text)")
     add("--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics here, on the loopback interface unless "
@@ -56,6 +56,12 @@ def execute(args: argparse.Namespace) -> int:
     def show(line: str) -> None:
         print(line, flush=True)
 
+    if args.local is not None and args.local < 1:
+        raise ConfigError(
+            f"--local {args.local} makes no sense: it needs 1 or more",
+            evidence="it is the number of nodes that this machine plays",
+            remedy="give --local 1, or leave it out inside a Slurm job",
+        )
     check_command(args.argv, wrapped=bool(args.wrap))
     wish = Wish(
         argv=tuple(checkpoint_file.command_of(args)),
@@ -63,7 +69,7 @@ def execute(args: argparse.Namespace) -> int:
         config_file=args.config,
         values=overrides(args),
         wrap=tuple(shlex.split(args.wrap or "")),
-        local=args.local,
+        local=args.local or 0,
     )
     try:
         return supervise(wish, show=show)

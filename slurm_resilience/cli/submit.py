@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--snapshot", nargs="?", const=True, metavar="DIR",
         help="copy the code of this folder (or DIR), as git sees it, and run that: a later attempt runs what the first one ran",
     )  # fmt: skip
-    add("--dry-run", action="store_true", help="print the script; nothing is written or queued")
+    add("--dry-run", action="store_true", help="print the script; nothing is written or queued, and no Slurm is needed")
     add("--wait", action="store_true", help="stay until the job is over; end with its exit code")
     add("--json", action="store_true", help="print one JSON document")
     checkpoint_file.configure(parser)
@@ -76,8 +76,8 @@ def execute(args: argparse.Namespace) -> int:
     """Check everything, queue the job, and say its id and its folder."""
     from slurm_resilience.cli.run import overrides
     from slurm_resilience.config import ResilienceConfig
-    from slurm_resilience.submit.executor import ResilientExecutor
-    from slurm_resilience.submit.prepare import Work
+    from slurm_resilience.submit.executor import DryRun, ResilientExecutor
+    from slurm_resilience.submit.prepare import Work, chosen
 
     config = ResilienceConfig.load(args.config, overrides(args))
     _findable(args.argv, wrapped=bool(args.wrap), chdir=slurm_options(args).get("chdir"))
@@ -88,12 +88,17 @@ def execute(args: argparse.Namespace) -> int:
         return ExitCode.OK
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        executor = ResilientExecutor(folder, config=config, python=args.python, own_names=_OWN, snapshot=args.snapshot)
+        kind = DryRun if args.dry_run else ResilientExecutor
+        executor = kind(folder, config=config, python=args.python, own_names=_OWN, snapshot=args.snapshot)
     for one in told:
-        print(f"slurm-resilience submit: note: {one.message}", file=sys.stderr)
+        _note(str(one.message))
     executor.update_parameters(**slurm_options(args), signal_delay_s=args.signal_delay_s)
     work = Work(command=command, wrap=args.wrap)
     if args.dry_run:
+        if ResilientExecutor.affinity() <= 0:
+            _note("there is no sbatch here, so Slurm was not asked whether it would take this")
+        values = ", ".join(f"{key}={value}" for key, value in chosen(config).items())
+        _note(f"config.yaml in the run folder would hold {f'{values}, and the defaults' if values else 'the defaults'}")
         sys.stdout.write(
             executor.script(Path(args.run_dir or executor.folder / f"{executor.job_name}-DATE-TIME").absolute(), work)
         )
@@ -105,6 +110,10 @@ def execute(args: argparse.Namespace) -> int:
         print(f"run {job.run_id} in {job.run_dir}\njob {job.job_id}")
     sys.stdout.flush()
     return _wait(job) if args.wait else ExitCode.OK
+
+
+def _note(text: str) -> None:
+    print(f"slurm-resilience submit: note: {text}", file=sys.stderr)
 
 
 def _complete(run_dir: Path) -> str:
@@ -130,7 +139,8 @@ def slurm_options(args: argparse.Namespace) -> dict[str, Any]:
 def _findable(argv: list[str], *, wrapped: bool, chdir: str | None = None) -> tuple[str, ...]:
     """The command, if this machine knows it: a typo should not wait in the queue.  Inside a wrapper only the wrapper knows.
 
-    A script that only the nodes can see is let through: one in a folder that is not here, or that is each machine's own.
+    A script that only the nodes can see is let through with a note: one in a folder that is not here, or that is each
+    machine's own.
     """
     from slurm_resilience.runtime.command import parse_python
     from slurm_resilience.submit.folders import seen_by_nodes
@@ -151,6 +161,8 @@ def _findable(argv: list[str], *, wrapped: bool, chdir: str | None = None) -> tu
                 evidence=f"{script.parent} is here, and {script.name} is not in it",
                 remedy="give its full path, or submit from its folder",
             )
+        if not os.path.lexists(script):
+            _note(f"the script {python.target!r} is not there as seen from here: {script} must be on the nodes")
     return tuple(argv)
 
 

@@ -62,7 +62,8 @@ class ResilientExecutor(SlurmExecutor):
             raise SubmitError(
                 "There is no sbatch here, so nothing can be queued",
                 evidence="it is not on PATH",
-                remedy="submit from a login node of the cluster, or use cluster='local' to run on this machine",
+                remedy="submit from a login node of the cluster. On this machine alone `slurm-resilience run --local K -- CMD` "
+                "plays K nodes (in Python: cluster='local'); `slurm-resilience templates render` makes a script to take there",
             )
         super().__init__(check_folder(folder))
         self.config = config or ResilienceConfig()
@@ -239,6 +240,17 @@ class ResilientExecutor(SlurmExecutor):
             raise SubmitError(
                 "Slurm refused the job", evidence=error.evidence or error.what, remedy="change what sbatch complains about"
             ) from error
+
+
+class DryRun(ResilientExecutor):
+    """Shows the script and queues nothing, so that it needs no Slurm."""
+
+    @classmethod
+    def affinity(cls) -> int:
+        return 1
+
+    def _queue(self, script: Path) -> str:
+        raise SubmitError(f"{script} is not queued: this is a dry run")
 
 
 def log_pattern(run_dir: Path, job: str = "%j") -> str:

@@ -122,3 +122,16 @@ def to_yaml(config: ResilienceConfig) -> str:
 
     text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     return text
+
+
+def chosen(config: ResilienceConfig) -> dict[str, Any]:
+    """What of the configuration is not the default, by dotted keys."""
+    defaults = _flat(ResilienceConfig().model_dump(mode="json"))
+    return {key: value for key, value in _flat(config.model_dump(mode="json")).items() if value != defaults.get(key)}
+
+
+def _flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for key, value in values.items():
+        out |= _flat(value, f"{before}{key}.") if isinstance(value, Mapping) and value else {f"{before}{key}": value}
+    return out
