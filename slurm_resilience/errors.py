@@ -104,7 +104,7 @@ def _rebuild(kind: type[ResilienceError], what: str, evidence: str, remedy: str)
 
 
 class ConfigError(ResilienceError):
-    """What the user asked for makes no sense; nothing was queued, started or written."""
+    """What the user asked for makes no sense.  On the command line: nothing was queued, started or written."""
 
     exit_code = ExitCode.CONFIG_ERROR
 

@@ -33,7 +33,7 @@ EXIT_CODES: dict[ExitCode, str] = {
     ExitCode.USAGE: "The command line was not understood; nothing was done.",
     ExitCode.INTERNAL: "A fault of slurm-resilience itself, or of the machine, that no other code fits.",
     ExitCode.REQUEUED: "The job was put back into the queue; it is not over.",
-    ExitCode.CONFIG_ERROR: "The configuration makes no sense; nothing was queued or started.",
+    ExitCode.CONFIG_ERROR: "The configuration makes no sense; nothing was queued or started, unless the script found it.",
     ExitCode.APP_ERROR: "The training code itself fails, at the same place each time.",
     ExitCode.RANK_CRASH: "Ranks kept dying without progress in between.",
     ExitCode.HANG: "Ranks kept standing still without progress in between.",

@@ -59,7 +59,8 @@ def settle(script: Mapping[str, Any], submitted: Mapping[str, Any] | None) -> Se
             raise ConfigError(
                 f"The script wants {key}={mine[key]}, the run was submitted with {key}={planned[key]}",
                 evidence="the supervisor's plan, and the checkpoints of this run, stand on the latter",
-                remedy=f"say it in one place only: leave {key} out of the script, or submit with --set {key}={mine[key]}",
+                remedy=f"say it in one place only: leave {key} out of the script, or give `slurm-resilience run` or `submit` "
+                f"--{key.replace('_', '-')} {mine[key]} (in Python: {key}={mine[key]} in config= of submit_resilient)",
             )
     joined = {**planned, **mine}
     cadence = {**dict(planned.get("checkpoint") or {}), **checkpoint}

@@ -34,8 +34,9 @@ def test_an_argument_that_is_none_is_not_given() -> None:
 
 
 def test_another_batch_than_the_plan_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="wants global_batch=64, the run was submitted with global_batch=48"):
+    with pytest.raises(ConfigError, match="wants global_batch=64, the run was submitted with global_batch=48") as caught:
         settle({"global_batch": 64}, SUBMITTED)
+    assert "give `slurm-resilience run` or `submit` --global-batch 64" in str(caught.value)
 
 
 @pytest.mark.parametrize(
