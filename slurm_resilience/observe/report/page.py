@@ -43,7 +43,8 @@ def render(story: Story, *, now: float | None = None) -> str:
         time_rows=time_rows(story),
         incidents=[_incident(story, number, one, longest, Markup) for number, one in shown],
         earlier_incidents=len(story.incidents) - len(shown),
-        references={one.cause: one for one in REFERENCES},
+        references=(references := {one.cause: one for one in REFERENCES}),
+        referred=any(one.cause in references for one in story.recoveries),
         saves=[_save(story, one) for one in story.saves[-_MOST_SAVES:]],
         earlier_saves=max(0, len(story.saves) - _MOST_SAVES),
         nodes=nodes[: thinning.MOST_NODES],
@@ -95,9 +96,16 @@ def tiles(story: Story) -> list[tuple[str, str, str]]:
             "median way back",
             "from the fault to the first step after it",
         ),
-        (str(story.steps_lost), "steps done again", "since the last checkpoint before each fault"),
+        (_done_again(story), "steps done again", "since the last checkpoint before each fault"),
         (str(ledger.requeues), "requeues", "times that the job needed a new allocation"),
     ]
+
+
+def _done_again(story: Story) -> str:
+    """The number of steps; "< 1" where a fault took a part of one, whose time is in the account of time."""
+    back = [incident for incident in story.incidents if incident.recovered]
+    part = story.account.ledger.lost_s > 0 and bool(back) and all(incident.steps_lost == 0 for incident in back)
+    return "< 1" if part else str(story.steps_lost)
 
 
 def time_rows(story: Story) -> list[tuple[str, str, str, str]]:

@@ -18,9 +18,9 @@ import pytest
 from slurm_resilience.cli import main
 from slurm_resilience.errors import ExitCode
 from slurm_resilience.observe.report import figures, thinning
-from slurm_resilience.observe.report.page import headline, render
+from slurm_resilience.observe.report.page import headline, render, tiles
 from slurm_resilience.observe.report.story import Curve, curves, read, recoveries
-from tests.unit.observe.a_run import write
+from tests.unit.observe.a_run import ARun, write
 
 VOID = {"meta", "br", "link", "img", "input", "hr"}
 
@@ -85,6 +85,8 @@ def test_what_the_page_tells(page: str) -> None:
         "quarantined: probe loss: expected 2.34, measured 9.1 <script>",
         "python train.py --lr <3e-4>",
         "10 min, Slurm's own requeue",
+        "without us, measured elsewhere",
+        "It cannot be compared one to one with this run",
     ):
         assert words in text, words
 
@@ -167,6 +169,40 @@ def test_the_command(run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     (tmp_path / "empty").mkdir()
     assert main(["report", str(tmp_path / "empty")]) == ExitCode.CONFIG_ERROR
     assert "nothing to report" in capsys.readouterr().err
+
+
+def test_without_a_name_the_page_goes_beside_its_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("one", "two"):
+        assert main(["report", str(write(tmp_path / name))]) == ExitCode.OK
+        out = capsys.readouterr()
+        assert out.out.endswith(f"\n{tmp_path / name / 'report.html'}\n")
+        assert out.err == ""
+    assert list(Path().iterdir()) == []
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    for said in ("report.html is written here", "report.html is replaced"):
+        assert main(["report", str(tmp_path / "one")]) == ExitCode.OK
+        assert said in capsys.readouterr().err
+    assert [path.name for path in Path().iterdir()] == ["report.html"]
+
+
+def test_part_of_a_step_that_was_done_again_is_not_called_none(tmp_path: Path) -> None:
+    run = ARun(tmp_path / "run")
+    run.allocate(["n1"], 1.0)
+    run.launch(["n1"])
+    run.train(20)
+    run.t += 0.3  # in the next step
+    run.fault("rank_crash", "n1", 0.1, "killed by signal 9", rank=0)
+    run.launch(["n1"])
+    run.train(30)
+    run.say("run_completed", step=30)
+    run.close()
+    story = read(run.folder)
+    assert (story.steps_lost, story.account.ledger.lost_s > 0) == (0, True)
+    assert [value for value, name, _ in tiles(story) if name == "steps done again"] == ["< 1"]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 86_400), (3, 3), (0.1, 0.13), (1, 1000)])
