@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+import shutil
 from collections.abc import Sequence
 
 
@@ -32,6 +33,9 @@ def misplaced(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
         joined = "=" in word if word.startswith("--") else len(word) > 2
         after = words[at + 1] if at + 1 < len(words) else "--"
         takes = not joined and after != "--" and (action.nargs is None or (action.nargs == "?" and not _is_option(after)))
+        if takes and action.nargs == "?" and "--" not in words and shutil.which(after):
+            ours, command = [*parser.prog.split(), *words[: at + 1]], words[at + 1 :]
+            return f"{word!r} would take {after!r} as its value: {_written(ours, command)}"
         at += 2 if takes else 1
     return ""
 
@@ -51,12 +55,12 @@ def _said(prog: str, words: Sequence[str], at: int) -> str:
     found = next((word for word in rest[:until] if _is_option(word)), None)
     if found is None:
         return ""
-    command = [words[at], *rest[:until], *rest[until + 1 :]]
-    ours = shlex.join([*prog.split(), *words[:at]])
-    return (
-        f"{found!r} stands after the command {words[at]!r}, so it may be the command's or ours: "
-        f"put `--` before the command: `{ours} -- {shlex.join(command)}`"
-    )
+    said = _written([*prog.split(), *words[:at]], [words[at], *rest[:until], *rest[until + 1 :]])
+    return f"{found!r} stands after the command {words[at]!r}, so it may be the command's or ours: {said}"
+
+
+def _written(ours: Sequence[str], command: Sequence[str]) -> str:
+    return f"put `--` before the command: `{shlex.join(ours)} -- {shlex.join(command)}`"
 
 
 def _is_option(word: str) -> bool:

@@ -27,6 +27,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("run --local=2 --cold", "python train.py --log x"),
         ("submit --dry-run --nodes 2", "python train.py --time 5"),
         ("submit -p low --snapshot . --exclusive --nodes 2", "python -u train.py"),
+        ("submit --dry-run --exclusive", "ls train.py"),
         ("sandbox exec --name nosuch", "ls -l"),
         ("checkpoints verify --deep DIR", "python train.py --ranks 3"),
     ],
