@@ -65,7 +65,8 @@ def headline(story: Story) -> str:
     if moved:
         through += f" and {'one requeue' if moved == 1 else f'{moved} requeues'} by hand"
     if standing.doing == "complete":
-        return f"Complete at step {standing.step} after {length}, {through}."
+        at = "" if standing.step is None else f" at step {standing.step}"  # a script without a Run tells no step
+        return f"Complete{at} after {length}, {through}."
     step = standing.step if standing.step is not None else 0
     if standing.cancelled:
         return f"Ended on purpose at step {step} after {length}, {through}: {standing.because}."

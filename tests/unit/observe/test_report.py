@@ -189,6 +189,15 @@ def test_without_a_name_the_page_goes_beside_its_run(
     assert [path.name for path in Path().iterdir()] == ["report.html"]
 
 
+def test_a_script_that_tells_no_step_is_complete_at_none(tmp_path: Path) -> None:
+    run = ARun(tmp_path / "run")
+    run.allocate(["n1"], 1.0)
+    run.launch(["n1"])
+    run.say("run_completed", 1.0)
+    run.close()
+    assert headline(read(run.folder)).startswith("Complete after ")
+
+
 def test_part_of_a_step_that_was_done_again_is_not_called_none(tmp_path: Path) -> None:
     run = ARun(tmp_path / "run")
     run.allocate(["n1"], 1.0)
