@@ -52,6 +52,7 @@ class History:
     unexplained: int = 0
     _vain_limits: int = 0
     _progress_before: int = 0
+    _spoke: bool = False
     _resumed: bool = False
     supervisor_restarts: int = 0
     job_id: str = ""
@@ -91,8 +92,11 @@ class History:
 
     @property
     def vain_limits(self) -> int:
-        """How many allocations in a row, this one too, have brought no progress, if it is its time limit that ends this one."""
-        return self._vain_limits + (self.progress == self._progress_before)
+        """How many allocations in a row, this one too, have brought no progress, if it is its time limit that ends this one.
+
+        Only those count in which ranks told where they begin.  Of a script without a Run nobody knows what it saves.
+        """
+        return self._vain_limits + (self._spoke and self.progress == self._progress_before)
 
     @property
     def lost(self) -> dict[str, Any] | None:
@@ -136,7 +140,10 @@ class History:
         self.mesh = mesh if isinstance(mesh, Mapping) else self.mesh
 
     def _on_resumed(self, event: Mapping[str, Any]) -> None:
-        self._resumed = True
+        self._resumed = self._spoke = True
+
+    def _on_started_fresh(self, event: Mapping[str, Any]) -> None:
+        self._spoke = True
 
     def _on_checkpoint_quarantined(self, event: Mapping[str, Any]) -> None:
         self.goes_back = self._resumed
@@ -162,7 +169,7 @@ class History:
             # doing, with nobody looking, and forgives nothing.
             self._forgive()
         self.failed = False
-        self._progress_before = self.progress
+        self._progress_before, self._spoke = self.progress, False
         self.present.clear()
         self.job_id, self._pretend = job_id, job_id == "local"
         self.restart = int(event.get("restart", 0))

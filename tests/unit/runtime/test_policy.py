@@ -143,6 +143,8 @@ def test_a_time_limit_that_comes_before_there_is_a_checkpoint_is_not_tried_for_e
         history = History()
         for restart, life in enumerate(lives):
             history.apply({"event": "allocation_started", "job_id": "7", "restart": restart})
+            if life != "silent":
+                history.apply({"event": "resumed" if restart else "started_fresh"})
             if life == "saves":
                 history.apply({"event": "checkpoint_committed", "step": restart})
             if restart < len(lives) - 1:
@@ -162,6 +164,7 @@ def test_a_time_limit_that_comes_before_there_is_a_checkpoint_is_not_tried_for_e
     assert asked(after("saves", "vain", "vain")).action == "requeue"
     assert asked(after("vain", "vain", "saves")).action == "requeue"
     assert asked(after("preempted", "preempted", "preempted")).action == "requeue"
+    assert asked(after("silent", "silent", "silent")).action == "requeue", "a script without a Run may save where nobody looks"
     assert asked(after("vain", "vain", "vain"), Cause.PREEMPTION).action == "requeue"
     assert asked(after("vain", "vain", "vain"), already_requeued=True).action == "requeue"
 
