@@ -58,10 +58,12 @@ def seal(team: Team, snapshot: Snapshot, *, parameters: Collection[str], buffers
 
 
 def _refuse_ranks_own(snapshot: Snapshot, joined: Joined, differing: Sequence[Copies], parameters: Collection[str]) -> None:
-    whole = {key: one for key in parameters if not isinstance(one := snapshot.tensors.get(key), DTensor | None)}
-    apart = [one for one in differing if one.box.key in whole and len(one.held) == sum(map(len, one.held.values()))]
-    # What a flipped bit changes is one copy of little: see `replicas_differed`.
-    most = 2 * sum(map(_nbytes, apart)) > sum(one.nbytes for one in whole.values())
+    model = {key: one for key in parameters if (one := snapshot.tensors.get(key)) is not None}
+    plain = {key for key, one in model.items() if not isinstance(one, DTensor)}
+    apart = [one for one in differing if one.box.key in plain and len(one.held) == sum(map(len, one.held.values()))]
+    # What a flipped bit changes is one copy of little, and so is what kernels that are not deterministic let drift apart where
+    # ranks keep a norm each beside layers that are DTensors: see `replicas_differed`.
+    most = 2 * sum(map(_nbytes, apart)) > sum(one.numel() * one.element_size() for one in model.values())
     own = {
         one.box.key: f"is another one{str(one).removeprefix(one.box.key)}"
         for one in (apart if most else differing)

@@ -249,7 +249,8 @@ def test_ranks_whose_models_have_little_in_common_are_refused_and_a_flipped_bit_
         run_world(ranks, programs.train_apart, "apart", run_dir=tmp_path)
     assert "each rank's own" in str(refused.value)
     assert "model.0.weight is another one on rank" in str(refused.value)
-    run_world(ranks, programs.train_apart, "bit", run_dir=tmp_path / "bit")
+    for how in ("bit", "norm"):
+        run_world(ranks, programs.train_apart, how, run_dir=tmp_path / how)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
