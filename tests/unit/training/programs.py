@@ -878,7 +878,7 @@ def optimize_by_rows(how: str) -> list[list[float]]:
 
 
 def train_apart(how: str) -> float:
-    """Ranks that all train for themselves ("apart"), differ in a small tensor ("bit") or in all that is not sharded ("norm")."""
+    """Ranks that train for themselves ("apart"), differ in a small tensor ("bit"), or in all that is not sharded ("norm")."""
     import torch
     from torch.distributed.fsdp import fully_shard
 
