@@ -130,8 +130,7 @@ class Saver:
         return self.snapshot(step)
 
     def _seal(self, snapshot: Snapshot, step: int) -> None:
-        known = self._registry
-        odd = seal(self._world.team, snapshot, parameters=known.trained()[0], buffers=known.buffers())
+        odd = seal(self._world.team, snapshot, self._registry.buffers())
         if odd and self._world.rank == 0:
             ranks = state_digest.ranks_that_differ(odd)
             self._link.send("replicas_differed", step=step, ranks=ranks, tensors=[one.box.key for one in odd[:5]])

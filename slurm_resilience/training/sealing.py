@@ -6,8 +6,7 @@ until the first rank's are broadcast).  Either way the checkpoint must hold one 
 another one: what most ranks hold, of buffers what the lowest rank holds.
 
 What is each rank's own by its nature is no copy, and one rank's would be given to all: a tensor that has another shape on
-another rank, what an optimizer keeps in a plain tensor for its rank's part of a sharded parameter, most of a model that is
-split by hand or that no rank shares with the others.  That is refused.
+another rank, or what an optimizer keeps in a plain tensor for its rank's part of a sharded parameter.  That is refused.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from slurm_resilience.training.state_digest import Copies, Joined, Row
 log = logging.getLogger(__name__)
 
 
-def seal(team: Team, snapshot: Snapshot, *, parameters: Collection[str], buffers: Collection[str]) -> list[Copies]:
+def seal(team: Team, snapshot: Snapshot, buffers: Collection[str]) -> list[Copies]:
     """Add the digest to ``snapshot``, and make copies that differ the same in it; returns those that should not have differed.
 
     Collective.  The live tensors stay as they are.  Raises :class:`ConfigError`, on all ranks, for what is each rank's own.
@@ -45,7 +44,7 @@ def seal(team: Team, snapshot: Snapshot, *, parameters: Collection[str], buffers
         return replace(whole, boxes={}), differing
 
     joined, differing = team.funnel("digesting the state", lambda: state_digest.part_of(snapshot.tensors, printed=True), join)
-    _refuse_ranks_own(snapshot, joined, differing, parameters)
+    _refuse_ranks_own(snapshot, joined, differing)
     snapshot.plain["digest"] = state_digest.kept(replace(joined, boxes=boxes))
     if differing:
         _share(team, snapshot, differing)
@@ -57,17 +56,11 @@ def seal(team: Team, snapshot: Snapshot, *, parameters: Collection[str], buffers
     return odd
 
 
-def _refuse_ranks_own(snapshot: Snapshot, joined: Joined, differing: Sequence[Copies], parameters: Collection[str]) -> None:
-    model = {key: one for key in parameters if (one := snapshot.tensors.get(key)) is not None}
-    plain = {key for key, one in model.items() if not isinstance(one, DTensor)}
-    apart = [one for one in differing if one.box.key in plain and len(one.held) == sum(map(len, one.held.values()))]
-    # What a flipped bit changes is one copy of little, and so is what kernels that are not deterministic let drift apart where
-    # ranks keep a norm each beside layers that are DTensors: see `replicas_differed`.
-    most = 2 * sum(map(_nbytes, apart)) > sum(one.numel() * one.element_size() for one in model.values())
+def _refuse_ranks_own(snapshot: Snapshot, joined: Joined, differing: Sequence[Copies]) -> None:
     own = {
         one.box.key: f"is another one{str(one).removeprefix(one.box.key)}"
-        for one in (apart if most else differing)
-        if most or _of_a_shard(one.box.key, snapshot.tensors)
+        for one in differing
+        if _of_a_shard(one.box.key, snapshot.tensors)
     }
     own |= {key: f"is {how}" for key, how in joined.uneven.items()}
     if own:
@@ -76,9 +69,8 @@ def _refuse_ranks_own(snapshot: Snapshot, joined: Joined, differing: Sequence[Co
         raise ConfigError(
             "Some of what is registered is each rank's own, and a checkpoint would give one rank's to all",
             evidence=f"plain tensors that should be the same everywhere: {shown}{more}",
-            remedy="ranks that hold the same model need DistributedDataParallel or what else keeps them alike; what is split "
-            "over them has to be a DTensor (fully_shard, parallelize_module), an optimizer's state for it too "
-            "(torch.zeros_like gives one)",
+            remedy="an optimizer's state for a sharded parameter has to be a DTensor like it (torch.zeros_like gives one), or "
+            "the same on all ranks; of other tensors register what all ranks have alike, or a DTensor",
         )
 
 

@@ -61,7 +61,8 @@ def test_all_views_agree(name: str, tmp_path: Path, capsys: pytest.CaptureFixtur
     assert rows["steps_lost_total", ()] == again
     counted = {labels[0]: value for (row, labels), value in rows.items() if row == "incidents_total"}
     assert counted == {cause: sum(one[0] == cause for one in RIGHT[name]) for cause, _, _ in RIGHT[name]}
-    assert (str(again), "steps done again") in [tile[:2] for tile in tiles(read(folder))]
+    shown = dict(reversed(tile[:2]) for tile in tiles(read(folder)))["steps done again"]
+    assert shown == str(again) or (shown, again) == ("< 1", 0)  # where a part of a step was
     assert read(folder).steps_lost == again == steps_done_again(Incidents.of(read_for_standing(folder)))
     # the log: the same cause and number of steps in the line that tells of coming back
     narrator = Narrator()

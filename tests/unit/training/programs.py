@@ -877,30 +877,6 @@ def optimize_by_rows(how: str) -> list[list[float]]:
     return [state["rows"].tolist() for state in optimizer.state.values()]
 
 
-def train_apart(how: str) -> float:
-    """Ranks that train for themselves ("apart"), differ in a small tensor ("bit"), or in all that is not sharded ("norm")."""
-    import torch
-    from torch.distributed.fsdp import fully_shard
-
-    from slurm_resilience import Run
-
-    run = Run(checkpoint={"every_min": None})
-    run.init_process_group()
-    torch.manual_seed(run.rank if how == "apart" else 0)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8), torch.nn.LayerNorm(8))
-    if how == "bit" and run.rank == 1:
-        model[1].bias.data[0] = 1.0
-    if how == "norm":
-        fully_shard(model[0])
-        for parameter in (*model[1].parameters(), *model[2].parameters()):
-            parameter.data += run.rank
-    run.register(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0))
-    run.resume()
-    for _ in run.steps(2):
-        run.report(loss=1.0)
-    return float(model[1].bias.sum())
-
-
 def wrap_without_asking(ranks: int) -> tuple[int, float]:
     """DistributedDataParallel on any number of ranks, as torch's own ``init_process_group`` allows it."""
     import torch

@@ -242,17 +242,6 @@ def test_what_an_optimizer_keeps_for_its_ranks_part_in_a_plain_tensor_is_refused
     assert run_world(2, programs.optimize_by_rows, "alike", run_dir=tmp_path / "alike") == [[[2.0] * 3]] * 2
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_ranks_whose_models_have_little_in_common_are_refused_and_a_flipped_bit_is_told(tmp_path: Path, ranks: int) -> None:
-    """Without DistributedDataParallel, or with layers that are split by hand, a checkpoint would hold one rank's model."""
-    with pytest.raises(RankError, match="ConfigError") as refused:
-        run_world(ranks, programs.train_apart, "apart", run_dir=tmp_path)
-    assert "each rank's own" in str(refused.value)
-    assert "model.0.weight is another one on rank" in str(refused.value)
-    for how in ("bit", "norm"):
-        run_world(ranks, programs.train_apart, how, run_dir=tmp_path / how)
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_script_that_always_wraps_its_model_works_where_one_rank_is_left(tmp_path: Path, ranks: int) -> None:
     assert run_world(ranks, programs.wrap_without_asking, ranks, run_dir=tmp_path) == [(ranks, 24.0)] * ranks
