@@ -128,6 +128,13 @@ class Site:
         self.look(name)
         return self.node(name)
 
+    def comes_back(self, name: str, within: float = 150) -> None:
+        try:
+            self.sandbox.wait_for(lambda: not self.looked(name).drained, within, what=f"the return of {name}")
+        except SandboxError as error:
+            told = json.dumps(self.records(name)[-30:], indent=1)
+            raise AssertionError(f"{error}\n{self.node(name)}\nwhat its hooks recorded: {told}") from error
+
     def records(self, name: str, *kinds: str) -> list[dict[str, Any]]:
         found = ledger.entries(str(self.places.state / name / ledger.NAME))
         return [entry for entry in found if not kinds or entry["what"] in kinds]
@@ -558,7 +565,7 @@ def test_our_drain_that_an_admin_took_away_is_not_taken_to_stand(site: Site) -> 
     assert again.reason != first
     assert site.records("n1", "drain_gone")
     site.unflag()
-    site.sandbox.wait_for(lambda: not site.looked("n1").drained, 90, what="its return")
+    site.comes_back("n1")
 
 
 def test_two_epilogs_of_one_second_make_one_drain_that_comes_back(site: Site) -> None:
@@ -578,7 +585,7 @@ def test_two_epilogs_of_one_second_make_one_drain_that_comes_back(site: Site) ->
     # none where the controller did as it was told and answered too late for the hook; a look finds that out
     assert len(site.records("n1", "drained")) <= 1
     site.unflag()
-    site.sandbox.wait_for(lambda: not site.looked("n1").drained, 90, what="its return")
+    site.comes_back("n1")
 
 
 def test_a_verdict_that_waits_drains_nothing_once_its_check_only_observes(site: Site) -> None:
